@@ -37,7 +37,7 @@ from ._libraries import Library, Operand, is_number
 from ._libraries.library import Guard
 from ._libraries.scratch import scratch_allocator
 from ._operations import COLUMNS, ROWS, Call, vectors_of
-from ._randomness.generator import WORD_64, DeviceCounter
+from ._randomness.generator import DEFAULT_GENERATOR, WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import reader_of, vector_reader
@@ -69,7 +69,7 @@ class Plan:
         "_last_row", "_launch", "_like", "_n", "_nothing", "_put_back", "_read", "_read_matrix",
         "_read_vector", "_read_words", "_readers", "_results", "_scratch", "_scratch_size", "_stream",
         "_take", "_written", "backend", "device", "dtype", "has_device_seeds", "is_empty",
-        "is_transposed", "library", "mask", "operands", "shape", "template",
+        "library", "mask", "operands", "shape", "template",
     )  # fmt: skip
 
     def __init__(
@@ -87,8 +87,7 @@ class Plan:
         reads_memory = self._keys is not None and self._keys.is_on_device
         self.has_device_seeds = self._keys is not None and reads_memory and not self._keys.offset_at
         self._has_host_vector = on_device and inputs.batch is not None and not reads_memory
-        self.is_empty, self.is_transposed = 0 in (d, n, inputs.batch), call.layout == "nd"
-        self._keeps_offset = keeps_offset
+        self.is_empty, self._keeps_offset = 0 in (d, n, inputs.batch), keeps_offset
 
         self._take, self._put_back, self._check_generator = source_of(call.generator, library, device)
 
@@ -113,7 +112,7 @@ class Plan:
             flat = lengths[-2:] if inputs.batch == 1 else lengths
             read_matrix = lambda x: read(x).reshape(flat)  # noqa: E731
         self._read_vector, self._read_matrix, self._nothing = read, read_matrix, None if takes_arrays else 0
-        if takes_arrays and self.is_transposed:
+        if takes_arrays and call.layout == "nd":
             self._read_matrix = lambda x: read_matrix(x).swapaxes(-1, -2)
         self._is_valid: Any = None
         if on_device and call.validate:  # Only on request, since the check waits for the device.
@@ -400,7 +399,9 @@ def put_guarded(key: Hashable, guard: Guard, run: Callable[..., Any]) -> None:
 
 
 def run_planned(call: Call, backend: Backend, library: Library) -> Any:
-    """Run a checked call with arrays of `library`, by a cached or a new plan of `backend`."""
+    """Run a checked call with adopted arrays, now of `library`, by a cached or a new plan of `backend`."""
+    if call.generator is None and call.seed is None:  # Else PyTorch's generator would advance for adopted tensors.
+        call = call._replace(generator=DEFAULT_GENERATOR)
     vectors = [call.mu, call.sigma, call.weights]
     key: Any = (
         backend.name, library.name, *(None if x is None or is_number(x) else library.signature(x) for x in vectors),

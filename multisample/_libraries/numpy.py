@@ -81,10 +81,10 @@ class NumpyLibrary(Library):
         dtype = name_of(array.dtype)
         counts_as = counted_as(name, dtype, array.dtype)
         swapped = not array.dtype.isnative
-        if name == "out":
+        if name.startswith("out"):
             check_plain(name, array)
             if not array.flags.writeable:
-                raise ValueError("out: expected a writable array, got a read-only one")
+                raise ValueError(f"{name}: expected a writable array, got a read-only one")
         if type(array) is ListArray:
             counts_as = "float32"
         if not swapped:

@@ -307,10 +307,10 @@ class TorchLibrary(Library):
         check_tensor(name, array)
         dtype = name_of(array.dtype)
         counts_as = counted_as(name, dtype)
-        if array.is_neg() and name == "out":
-            raise ValueError("out: expected a tensor without negative bit, got one with its negative bit set")
-        if name == "out" and _is_frozen(array):
-            raise ValueError("out: expected a writable tensor, got an inference tensor outside inference mode")
+        if array.is_neg() and name.startswith("out"):
+            raise ValueError(f"{name}: expected a tensor without negative bit, got one with its negative bit set")
+        if name.startswith("out") and _is_frozen(array):
+            raise ValueError(f"{name}: expected a writable tensor, got an inference tensor outside inference mode")
         read = (lambda x: x.detach().resolve_neg()) if array.is_neg() else None
         size, memory = array.element_size(), array if read is None else read(array)
         strides = tuple(stride * size for stride in memory.stride())

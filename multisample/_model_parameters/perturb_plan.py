@@ -210,7 +210,6 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
     library, vector, variant = request.library, request.coefficients.on_device, request.variant
     is_fresh, in_place = request.out is None, request.out is request.parameters
     (sources, targets), owners = memory, ties.owners
-    reals = [MATRIX_TYPES[x.dtype].computing for x in sources]
     given_on_device = {
         "coefficients": vector,
         "seed": library.describe("seed", request.seed) if variant.seed not in (None, "words") else None,
@@ -223,7 +222,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
     converts = any(x.read is not None for x in sources)
     notify = None if is_fresh else library.written()
     record = library.recorder(request.parameters.arrays) if is_fresh else None
-    packed_factors = factors_of(reals)
+    packed_factors = factors_of([MATRIX_TYPES[x.dtype].computing for x in sources])
     last = [b""]  # The addresses of the last call, whose ties are known.
 
     def have_ties(packed: bytes, parameters: Structure, out: Structure | None) -> bool:
@@ -355,10 +354,6 @@ def _groups(
     """The launches of a plan; TypeError or ValueError if ids, devices or the backend are wrong."""
     (sources, targets), (owners, written), library, variant = memory, ties, request.library, request.variant
     length, on_host, vector, _ = request.coefficients
-    if variant.seed == "words":
-        count: int | None = len(request.seed)
-    else:
-        count = key_words(request.seed).length if variant.seed else None
     labels = request.parameters.labels("parameters")
     ids = ids_of(request.parameters.names, labels, request.ids, owners)
     moving = variant.parameters or [False] * len(sources)
@@ -379,31 +374,29 @@ def _groups(
     devices = {device for device, _ in members}
     if not members:  # All arrays are empty.
         return []
-    first = next(iter(devices))
     for name, operand in given_on_device.items():
         if operand is not None and devices - {operand.device}:
-            accepted = "the host" if len(devices) > 1 else f"the host or on {first}"
+            accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
             raise ValueError(f"{name}: expected values on {accepted}, got them on {operand.device}")
-    fields: dict[str, Any] = {"rows": length, "fast_math": bool(request.fast_math)}
-    if variant.size is not None:
-        fields |= {"batch": variant.size, "origin_in_memory": True}
+    fields: dict[str, Any] = {
+        "rows": length, "fast_math": bool(request.fast_math), "batch": variant.size or 0,
+        "shared_noise": variant.has_own_keys,
+        "origin_in_memory": bool(variant.seed or variant.member or variant.size is not None),
+    }  # fmt: skip
     if vector is not None:
-        fields |= {"weights_type": ElementType[vector.dtype]}
         *steps, stride = vector.strides or (0,)
         if variant.has_coefficients and len(vector.shape) < 2:
             steps, stride = [stride], 0
-        fields |= {"weights_stride": stride, "weights_step": (*steps, 0)[0]}
-    if variant.seed:
-        fields["origin_in_memory"] = True
-        fields["shared_noise"] = variant.has_own_keys
+        fields |= {
+            "weights_type": ElementType[vector.dtype], "weights_stride": stride, "weights_step": (*steps, 0)[0]
+        }  # fmt: skip
     if variant.member not in (None, "rows") and library_of("member", request.member) is not library:
         raise TypeError(
             f"member: expected integers on the host, or {NOUNS[library.name]}, got {described(request.member)}"
         )
     if variant.member:
         members_on_device = given_on_device["member"]
-        step = 8 if members_on_device is None else members_on_device.strides[0]
-        fields |= {"origin_step": step, "origin_in_memory": True}
+        fields["origin_step"] = 8 if members_on_device is None else members_on_device.strides[0]
     groups = []
     for (device, dtype), arrays in members.items():
         backend = choose(request.backend, library.name, device.kind)
@@ -418,7 +411,7 @@ def _groups(
             continue
         keys = keys_in(request.seed, library, device) if variant.seed else None
         words = {} if keys is None else dict(keys.fields)
-        if keys is not None and count is None:  # One key for all.
+        if keys is not None and key_words(request.seed).length is None:  # One key for all.
             words |= {"seed_step": 0, "offset_step": 0}
         on_device, real = device.kind == "cuda", cached_dtype(MATRIX_TYPES[dtype].computing)
         if vector is None and not isinstance(on_host, float):

@@ -13,9 +13,9 @@ from multisample.backends.launch import UNIT_FACTOR
 
 from .._arguments import checked_integer, describe, rounded_once
 from .._checks.window_and_options import check_members
-from .._libraries import CPU, HOST, Device, Library, as_base_class, described, library_of
+from .._libraries import CPU, HOST, Device, Library, as_base_class, library_of
 from .._operations import ROWS
-from .._randomness.seed_argument import Keys
+from .._randomness.seed_argument import Keys, integer_type
 from .structures import Structure, names_of
 
 
@@ -94,9 +94,7 @@ def members_of(member: Any, length: int) -> tuple[Any, Hashable, int | None]:
         return *_on_host(np.array(members, np.uint64), length), len(members)
     member = as_base_class("member", member)
     library = library_of("member", member)
-    kind = str(member.dtype).removeprefix("torch.")
-    if not kind.removeprefix("u").startswith("int"):
-        raise TypeError(f"member: expected integers, got {described(member)} of type {kind}")
+    kind = integer_type("member", member)
     if len(shape) != 1:
         raise ValueError(f"member: expected an integer or a vector of shape (K,), got {tuple(shape)}")
     if library.device("member", member) == CPU:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from multisample.backends.memory.host import array_at
 
 from .._arguments import DTYPES
 from .._checks.operands import ITEM_SIZES, check_alignment, extent
@@ -47,10 +48,7 @@ def memory_of(parameters: Structure, out: Structure | None, library: Library, va
     targets = []
     for k, array in enumerate(out.arrays):
         name = out.label("out", k)
-        try:
-            target = library.describe("out", array)
-        except (TypeError, ValueError) as error:
-            raise type(error)(str(error).replace("out:", f"{name}:", 1)) from None
+        target = library.describe(name, array)
         for what, expected in (("shape", shapes[k]), ("dtype", sources[k].dtype), ("device", sources[k].device)):
             if (found := getattr(target, what)) != expected:
                 reason = f", as {parameters.label('parameters', k)} has"
@@ -144,18 +142,13 @@ def overlapping(
         within = [(other_end, j) for other_end, j in within if other_end > begin]
         for _, j in within:
             # Nothing is read, so the arrays may be on a device. True also if NumPy gives up.
-            if np.may_share_memory(_at(addresses[j], operands[j]), _at(addresses[k], operands[k]), max_work=_MOST_WORK):
+            first, second = [
+                array_at(addresses[i], operands[i].shape, operands[i].strides, f"V{ITEM_SIZES[operands[i].dtype]}")
+                for i in (j, k)
+            ]
+            if np.may_share_memory(first, second, max_work=_MOST_WORK):
                 yield min(j, k), max(j, k)
         within.append((end, k))
 
 
 _MOST_WORK: Any = 10**6
-
-
-def _at(address: int, operand: Operand) -> Any:
-    """A NumPy array with the memory of `operand`."""
-    interface = {
-        "version": 3, "data": (address, True), "shape": operand.shape, "strides": operand.strides,
-        "typestr": f"|V{ITEM_SIZES[operand.dtype]}",
-    }  # fmt: skip
-    return np.asarray(types.SimpleNamespace(__array_interface__=interface))

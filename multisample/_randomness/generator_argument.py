@@ -98,8 +98,12 @@ def is_listed(generator: Any) -> bool:
     return isinstance(generator, (list, tuple)) and not isinstance(generator, Key)
 
 
-def check_generators(generators: Any, library: Library, device: Device) -> None:
-    """TypeError or ValueError unless each of several generators can give one key for arrays of `library`."""
+@contextlib.contextmanager
+def keys_from(generators: Any, library: Library, device: Device) -> Iterator[list[Key]]:
+    """One key from each of several generators, for arrays of `library`. After an exception they are as before.
+
+    TypeError or ValueError unless each can give one.
+    """
     for k, generator in enumerate(generators):
         name = f"generator[{k}]"
         if generator is None:
@@ -108,10 +112,6 @@ def check_generators(generators: Any, library: Library, device: Device) -> None:
         if isinstance(generator, Generator) and generator.graph_safe:
             raise ValueError(f"{name}: expected one whose offset is on the host, got a graph-safe generator")
 
-
-@contextlib.contextmanager
-def keys_from(generators: Any) -> Iterator[list[Key]]:
-    """One key from each of several checked generators. After an exception the generators are as before."""
     refuse_jax()
     with contextlib.ExitStack() as undo:
         keys = []

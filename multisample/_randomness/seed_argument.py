@@ -159,8 +159,8 @@ def batch_of(seed: Any) -> int | None:
         return None
     if isinstance(seed, (list, tuple)):
         return len(seed)
-    shape, kind = tuple(seed.shape), _element(seed)
-    if kind == "uint32":
+    shape = tuple(seed.shape)
+    if integer_type("seed", seed) == "uint32":
         if shape in ((2,), (4,)):
             return None
         if len(shape) == 2 and shape[1] in (2, 4):
@@ -174,13 +174,13 @@ def batch_of(seed: Any) -> int | None:
     raise ValueError(f"seed: expected an array of B seeds, (B,), or of B seeds and offsets, (B, 2), got shape {shape}")
 
 
-def _element(seed: Any) -> str:
-    """The element type of an array of seeds; TypeError or ValueError if it is no array of integers."""
-    check_plain("seed", seed)
-    name = str(getattr(seed, "dtype", None)).removeprefix("torch.")
-    if not name.removeprefix("u").startswith("int"):
-        raise TypeError(f"seed: expected integers, got {described(seed)} of type {name}")
-    return name
+def integer_type(name: str, array: Any) -> str:
+    """The element type of the argument `name`; TypeError or ValueError if it is no array of integers."""
+    check_plain(name, array)
+    found = str(getattr(array, "dtype", None)).removeprefix("torch.")
+    if not found.removeprefix("u").startswith("int"):
+        raise TypeError(f"{name}: expected integers, got {described(array)} of type {found}")
+    return found
 
 
 def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
@@ -248,7 +248,7 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
     # Sequences: all seeds, then all offsets. Arrays: as they are.
     if listed:
         return Keys(count, {"seed_step": 8, "offset_step": 8, "word_formats": 0}, 8 * count, read, False)
-    width = 1 if len(seed.shape) == 1 else seed.shape[1] // 2 if _element(seed) == "uint32" else 2
+    width = 1 if len(seed.shape) == 1 else seed.shape[1] // 2 if integer_type("seed", seed) == "uint32" else 2
     fields = {"seed_step": 8 * width, "offset_step": 8 * width if width == 2 else 0, "word_formats": 0}
     return Keys(count, fields, 8 if width == 2 else 0, read, False)
 

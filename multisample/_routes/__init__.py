@@ -26,7 +26,7 @@ from .._libraries.jax import is_jax
 from .._operations import Call, vectors_of
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Key
-from .._randomness.generator_argument import check_generator, check_generators, is_listed, keys_from
+from .._randomness.generator_argument import check_generator, is_listed, keys_from
 from .._randomness.seed_argument import checked_key, is_in_array
 from .._tracing import is_of_torch, traced_as
 
@@ -52,8 +52,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         return converted.repeated(function)
     if is_listed(call.generator):
         return _drawn_from_each(call, function)
-    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    if dtensor is not None and any(isinstance(x, dtensor) for x in (call.mu, call.sigma, call.weights, call.out)):
+    arrays = call.mu, call.sigma, call.weights, call.out
+    if any(is_of_torch(x, "DTensor", "torch.distributed.tensor") for x in arrays):
         from .dtensor import draw_dtensor
 
         return draw_dtensor(call, function)
@@ -132,15 +132,12 @@ def _drawn_from_each(call: Call, function: Callable[..., Any]) -> Any:
         raise TypeError("seed, generator: expected one of the two, got both")
     library = common_library(call)
     name, array = next((name, x) for name, x in vectors_of(call).items() if not is_number(x))
-    check_generators(call.generator, library, library.device(name, array))
-    with keys_from(call.generator) as keys:
+    with keys_from(call.generator, library, library.device(name, array)) as keys:
         return call._replace(seed=keys, generator=None).repeated(function)
 
 
 def _is_for_jax(call: Call) -> bool:
     """Whether an argument is an array or a key of JAX, and JAX is to run the call."""
-    if "jax" not in sys.modules:
-        return False
     seed = call.seed if isinstance(call.seed, Key) else (call.seed,)
     arguments = call.mu, call.sigma, call.weights, call.n, *seed, call.dim_offset, call.sample_offset
     return any(map(is_jax, arguments))
@@ -148,8 +145,7 @@ def _is_for_jax(call: Call) -> bool:
 
 def _checked(call: Call) -> Call:
     """`call` with checked scalars and choices; TypeError or ValueError if one is wrong."""
-    checked: dict[str, Any] = {}
-    checked["n"] = checked_count(call.n)
+    checked: dict[str, Any] = {"n": checked_count(call.n)}
     window = checked_window(count_of(checked["n"]), call.dim_offset, call.sample_offset)
     _, checked["dim_offset"], checked["sample_offset"] = window
     check_choices(call)

@@ -24,7 +24,6 @@ from .._libraries import HOST, Device, Library, is_number, library_called, libra
 from .._libraries.foreign import ForeignLibrary
 from .._operations import Call, vectors_of
 from .._plan import run_planned
-from .._randomness.generator import DEFAULT_GENERATOR
 from .._randomness.seed_argument import is_in_array
 from .._stream_order import keep_until_done, order_after, order_before
 
@@ -42,7 +41,7 @@ def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Bac
     else:
         library, adopt = HOST, caller.as_numpy
     kernel_arrays = {name: _adopted(name, x, caller, device, adopt) for name, x in arguments.items()}
-    call = _with_generator(call._replace(**kernel_arrays))
+    call = call._replace(**kernel_arrays)
     if device.kind != "cuda":
         result = run_planned(call, backend, library)
     else:
@@ -78,14 +77,6 @@ def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adop
         ) from error
 
 
-def _with_generator(call: Call) -> Call:
-    """`call`, with multisample's default generator if it has neither a generator nor a seed.
-
-    The backend may adopt the arrays as tensors. Without a generator, PyTorch's generator would then advance.
-    """
-    return call if call.generator or call.seed is not None else call._replace(generator=DEFAULT_GENERATOR)
-
-
 def run_from_host(call: Call, backend: Backend) -> Any:
     """Run a call with NumPy arrays on a backend that returns arrays of another library."""
     inputs = inspect_inputs(HOST, call)
@@ -99,5 +90,5 @@ def run_from_host(call: Call, backend: Backend) -> Any:
             if name in inputs.operands and x.ndim == 2 and inputs.operands[name].shape == x.shape[:1]:
                 x = x.reshape(-1)
             moved[name] = backend.adopt(np.ascontiguousarray(rounded(x, real)).reshape(x.shape))
-    call = _with_generator(call._replace(dtype=inputs.dtype, **moved))
+    call = call._replace(dtype=inputs.dtype, **moved)
     return run_planned(call, backend, library_called(backend.host_library))

@@ -407,6 +407,7 @@ _HALF = torch.zeros(4, dtype=torch.float16)
     ((_P, 0.5), {"member": np.array([1, -5])}, ValueError, r"^member\[1\]: expected 0 <= member"),
     ((_P, 0.5), {"member": [1, 2**32]}, ValueError, r"^member: expected member \+ K <= 2\*\*32"),
     ((_P, 0.5), {"member": np.ones(2)}, TypeError, "^member: expected integers, got a NumPy array of type float64"),
+    ((_P, 0.5), {"member": np.ones(2, ">i8")}, ValueError, "^member: expected native byte order, got swapped bytes"),
     ((_P, 0.5), {"member": np.ones((2, 2), int)}, ValueError, r"^member: .* vector of shape \(K,\), got \(2, 2\)"),
     ((_P, 0.5), {"decay": 1.5}, ValueError, "^decay: expected 0 <= decay <= 1, got 1.5$"),
     ((_P, 0.5), {"decay": float("nan")}, ValueError, "^decay: expected 0 <= decay <= 1, got nan$"),
