@@ -25,9 +25,14 @@ _ORDER_OF_OTHER_LIBRARIES = {"cpu": ("cpu",), "cuda": ("cupy", "numba", "torch_e
 
 def choose(name: str, library: str, device_kind: str) -> Backend:
     """The backend for arrays of `library` on a device of `device_kind`; raises if it does not serve them or run."""
+    check_name(name)
+    return _choice(name, library, device_kind)
+
+
+def check_name(name: object) -> None:
+    """TypeError if the argument `backend` is not a string."""
     if not isinstance(name, str):
         raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")
-    return _choice(name, library, device_kind)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
 from ..._arguments import checked_integer, describe, dtype_name, rounded_once
-from ..._backends import choose
+from ..._backends import check_name, choose
 from ..._checks.operands import check_arrays, common_length, common_shape, count_weights, promoted, result_shape
 from ..._checks.values import check_values
 from ..._checks.window_and_options import (
@@ -199,8 +199,7 @@ def _static(call: Call) -> Static:
         )
     n = checked_integer("n", n, 0, COLUMNS + 1)
     check_choices(call)
-    if not isinstance(call.backend, str):
-        raise TypeError(f"backend: expected a name, got {describe(call.backend)} of type {type(call.backend).__name__}")
+    check_name(call.backend)
     if call.out is not None:
         if is_jax(call.out):
             JAX.check_target(call.out)

@@ -129,8 +129,7 @@ def _of_seed(seed: Any) -> tuple[Any, Any]:
 def _of_word(name: str, x: Any) -> Any:
     """A seed or an offset."""
     if not is_jax(x):
-        is_data = isinstance(x, np.ndarray) and x.shape == (2,) and x.dtype == np.uint32
-        return checked_key(x)[0] if is_data else checked_seed(name, x)
+        return checked_seed(name, x)
     shape = x.shape
     if _is_key_type(x.dtype):
         if name == "seed.offset":

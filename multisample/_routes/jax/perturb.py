@@ -22,6 +22,7 @@ from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
 from ..._arguments import DTYPES, check_flag, describe
+from ..._backends import check_name
 from ..._checks.coefficients import Coefficients, check_coefficients, read_coefficients
 from ..._checks.window_and_options import check_members
 from ..._libraries import is_number
@@ -48,8 +49,7 @@ def perturb_jax(
 ) -> Any:  # fmt: skip
     """`multisample.perturb` with an array or a key of JAX."""
     check_flag("fast_math", fast_math)
-    if not isinstance(backend, str):
-        raise TypeError(f"backend: expected a name, got {describe(backend)} of type {type(backend).__name__}")
+    check_name(backend)
     if out is not None:
         raise TypeError(
             "out: expected None with JAX, whose arrays are immutable; a function under jax.jit works in place on"
@@ -147,9 +147,8 @@ def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, F
     seeds, members = batch_length(seed), _members(member)
     if seeds == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
         seed, seeds = key_vector(seed)[0], None
-    on_host, on_device = coefficients.on_host, coefficients.on_device
+    on_host, count = coefficients.on_host, coefficients.length
     is_number = isinstance(on_host, float) or (on_host is None and np.shape(coefficients.given) == ())
-    count = coefficients.length if on_device is None else 1
     length = None if is_number else count
     variant = variant_of(length, None, seeds, None, None if members is None else len(members), False, None)
     if variant.has_own_keys:
