@@ -20,8 +20,6 @@ INSTANTIATE, EXECUTE = 0, 3
 
 _METADATA = 1  # XLA_FFI_Extension_Metadata
 _COMMAND_BUFFERS = 1  # XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE
-_STRING = 4  # XLA_FFI_AttrType_STRING
-
 
 # XLA_FFI_Error_Code
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = 3, 8, 13, 14
@@ -29,7 +27,7 @@ INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = 3, 8, 13, 14
 # XLA_FFI_CallFrame: byte offsets of its fields.
 EXTENSION_AT, CALL_API_AT, CONTEXT_AT, STAGE_AT = 8, 16, 24, 32
 ARGUMENT_COUNT_AT, ARGUMENTS_AT, RESULT_COUNT_AT, RESULTS_AT = 56, 72, 96, 112
-_ATTRIBUTE_COUNT_AT, _ATTRIBUTE_TYPES_AT, _ATTRIBUTES_AT = 136, 144, 160
+_ATTRIBUTES_AT = 160
 # XLA_FFI_Api: the version, and byte offsets of functions.
 _VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, ORDINAL_GET = (
     32, 48, 80, 88, 104, 112, 184
@@ -37,8 +35,7 @@ _VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, OR
 # XLA_FFI_Buffer: byte offsets of the address of its elements, and of the lengths of its axes.
 BUFFER_DATA, BUFFER_DIMS = 24, 40
 
-_function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-_pointer_at, _int_at = ctypes.c_uint64.from_address, ctypes.c_int.from_address
+_pointer_at = ctypes.c_uint64.from_address
 _span_at = (ctypes.c_uint64 * 2).from_address
 
 
@@ -54,9 +51,6 @@ class Frame:
 
     def string(self) -> bytes:
         """The one attribute of the call, a string."""
-        count = self.word(_ATTRIBUTE_COUNT_AT)
-        if count != 1 or _int_at(self.word(_ATTRIBUTE_TYPES_AT)).value != _STRING:
-            raise ValueError(f"expected one attribute, a string, got {count} attributes")
         address, length = _span_at(_pointer_at(self.word(_ATTRIBUTES_AT)).value)
         return ctypes.string_at(address, length)
 
@@ -125,7 +119,7 @@ def _request(size: int, *words: int) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * (2 + len(words)))(size, 0, *words)
 
 
-_function_of = functools.lru_cache(64)(_function)
+_function_of = functools.lru_cache(64)(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p))
 
 
 def _function_at(api: int, offset: int) -> Callable[[int], Any]:
@@ -135,10 +129,8 @@ def _function_at(api: int, offset: int) -> Callable[[int], Any]:
 class Target(NamedTuple):
     """What a target of custom calls does in Python."""
 
-    instantiate: Callable[[Frame], None]
-    """Called when XLA compiles or deserializes an executable; sets the state of a call."""
-    execute: Callable[[Frame, int], None]
-    """Called with the address of the call's `Launch`."""
+    call: Callable[[Frame, int], None]
+    """``call(frame, launch)`` executes the `Launch` at an address. For 0, it sets the state of a new executable."""
     type_id: int
     """The address of the type id of the state; the id is 0 until XLA assigns it."""
     type_name: str
@@ -151,17 +143,12 @@ class Target(NamedTuple):
 def handle(address: int, launch: int, target: Target) -> int:
     """Handle a call frame. Returns 0, or after an exception the address of an XLA error with its text.
 
-    `launch` is the address of the `Launch` of a call that is executed.
+    `launch` is the address of the `Launch` of a call that is executed, and 0 in the other stages.
     """
     frame = Frame(address)
     try:
-        stage = frame.word(STAGE_AT) & 0xFFFFFFFF
-        if frame.word(EXTENSION_AT) and frame.answer_metadata(target):
-            return 0
-        if stage == INSTANTIATE:
-            target.instantiate(frame)
-        elif stage == EXECUTE:
-            target.execute(frame, launch)
+        if not (frame.word(EXTENSION_AT) and frame.answer_metadata(target)):
+            target.call(frame, launch)
         return 0
     except (TypeError, ValueError) as error:
         return frame.error(INVALID_ARGUMENT, str(error))

@@ -146,7 +146,7 @@ def in_python(execute: Callable[[xla_ffi.Frame], None]) -> Callable[[int], int]:
     """A handler that takes the address of a frame, as `enter_python` calls it."""
     type_id = INT64()
     at = ctypes.addressof(type_id)
-    target = xla_ffi.Target(lambda frame: None, lambda frame, launch: execute(frame), at, "of_test", 1, False)
+    target = xla_ffi.Target(lambda frame, launch: execute(frame), at, "of_test", 1, False)
     return lambda address, held=type_id: xla_ffi.handle(address, 0, target)
 
 
@@ -324,17 +324,17 @@ class Native:
         before = native._process.copy()
         monkeypatch.setattr(python_entry, "targets", dict(python_entry.targets))
         target, number = handlers._target(Operation.sample, "CUDA"), native.number(Operation.sample, "CUDA")
-        self._execute_in_python = target.execute
-        self._python = target._replace(execute=self._execute)
+        self._call_in_python = target.call
+        self._python = target._replace(call=self._call)
         python_entry.targets[number] = lambda frame, launch: xla_ffi.handle(frame, launch, self._python)
         addresses = native.handlers(Operation.sample, "CUDA", number)
         self._handlers = {stage: CALL(address) for stage, address in addresses.items()}
         self._restore = lambda: native._process.__setitem__(slice(None), before)
         native._process[native._TYPES + 1] = 77
 
-    def _execute(self, frame: xla_ffi.Frame, launch: int) -> None:
-        self.in_python += 1
-        self._execute_in_python(frame, launch)
+    def _call(self, frame: xla_ffi.Frame, launch: int) -> None:
+        self.in_python += launch != 0
+        self._call_in_python(frame, launch)
 
     def _launch(self, configuration: int, kernel: int | None, parameters: None, extra: int) -> int:
         begin, arguments, size_of, size_at, end = (ctypes.c_uint64 * 5).from_address(extra)

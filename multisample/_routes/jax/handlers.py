@@ -174,14 +174,14 @@ def prepare_on_host(static: Static) -> None:
 def _target(operation: Operation, platform: str) -> xla_ffi.Target:
     type_id, on_device = native.type_id(platform), platform == "CUDA"
 
-    def instantiate(frame: xla_ffi.Frame) -> None:
-        state = _state(decoded(frame.string(), operation), 0 if on_device else HOST)
-        frame.set_state(type_id, state.allocated())
+    def call(frame: xla_ffi.Frame, launch_at: int) -> None:
+        static = decoded(frame.string(), operation)
+        if launch_at:
+            _run(static, unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)), frame)
+        else:
+            frame.set_state(type_id, _state(static, 0 if on_device else HOST).allocated())
 
-    def execute(frame: xla_ffi.Frame, launch_at: int) -> None:
-        _run(decoded(frame.string(), operation), unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)), frame)
-
-    return xla_ffi.Target(instantiate, execute, type_id, f"multisample_{platform}", native.deleter(platform), on_device)
+    return xla_ffi.Target(call, type_id, f"multisample_{platform}", native.deleter(platform), on_device)
 
 
 _registered: set[tuple[str, str]] = set()
