@@ -103,7 +103,7 @@ def _quota_of(group: Path) -> int:
     return 0
 
 
-def _register_with_threadpoolctl() -> None:
+with contextlib.suppress(ImportError, AttributeError):  # Not installed, or older than 3.2.
     import threadpoolctl
 
     class Controller(threadpoolctl.LibController):  # type: ignore[misc]
@@ -123,7 +123,3 @@ def _register_with_threadpoolctl() -> None:
             return None
 
     threadpoolctl.register(Controller)
-
-
-with contextlib.suppress(ImportError, AttributeError):  # Not installed, or older than 3.2.
-    _register_with_threadpoolctl()
