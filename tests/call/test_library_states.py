@@ -302,7 +302,7 @@ def test_settings_of_jax(states: Any) -> None:
     check_switches(_jax_calls(), {name: functools.partial(state, jax) for name, state in states.items()})
 
 
-KINDS = "multisample", "multisample_gradient", "multisample_moments"
+KINDS = "multisample_sample", "multisample_gradient", "multisample_moments"
 
 
 def test_calls_with_a_jax_key_have_one_plan_which_no_trace_uses() -> None:
@@ -317,14 +317,14 @@ def test_calls_with_a_jax_key_have_one_plan_which_no_trace_uses() -> None:
         jax.jit(lambda: sample(MU_32, SIGMA_32, N, seed=key, validate=True))()
 
 
-@pytest.mark.parametrize("kind", slow_but(["multisample"], KINDS))
+@pytest.mark.parametrize("kind", slow_but(["multisample_sample"], KINDS))
 def test_a_program_traced_with_other_types_raises(kind: str) -> None:
     """Handlers would read float32 operands as float64."""
     jax = pytest.importorskip("jax")
     from jax.extend.core import jaxpr_as_fun
 
     functions: dict[str, Call] = {
-        "multisample": lambda: jax.make_jaxpr(lambda mu: sample(mu, SIGMA, N, seed=7))(MU),
+        "multisample_sample": lambda: jax.make_jaxpr(lambda mu: sample(mu, SIGMA, N, seed=7))(MU),
         "multisample_gradient": lambda: jax.make_jaxpr(jax.grad(lambda x: sample(MU, x, N, seed=7).sum()))(SIGMA),
         "multisample_moments": lambda: jax.make_jaxpr(lambda mu: weighted_moments(WEIGHTS, mu, SIGMA, seed=7))(MU),
     }

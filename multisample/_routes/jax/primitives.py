@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from multisample.backends.launch import Operation
 
+from .handlers import TARGETS
 from .partitioning import PLATFORMS, batch_of, lowered
 from .programs import run_alone
 from .static import Static
@@ -29,12 +30,7 @@ try:
 except ImportError:  # It is private. Without it, programs for one device still work.
     needs_devices = set()
 
-_PRIMITIVES = {
-    Operation.sample: Primitive("multisample"),
-    Operation.gradient: Primitive("multisample_gradient"),
-    Operation.moments: Primitive("multisample_moments"),
-    Operation.perturb: Primitive("multisample_perturb"),
-}
+_PRIMITIVES = {operation: Primitive(name) for operation, name in TARGETS.items()}
 
 
 def bind(static: Static, *operands: Any) -> list[Any]:
