@@ -162,7 +162,7 @@ class DriverBackend(abc.ABC):
         Concurrent launches, from threads, signal handlers or destructors, use different buffers.
         """
         free: collections.deque[_Buffer] = collections.deque()
-        launch_kernel, get_device = cuda_driver.launch_function(), cuda_driver.device_function()
+        launch_kernel, get_device = cuda_driver.launch_function(), cuda_driver.driver().cuCtxGetDevice
 
         def launch(kernel: int, parameters: bytes) -> None:
             try:

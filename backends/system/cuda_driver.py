@@ -22,16 +22,12 @@ _LEGACY = (0, 1)
 
 
 @functools.cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The library of the CUDA driver, or None."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-
-
-def is_present() -> bool:
-    """Whether this machine has a CUDA driver."""
-    return _driver() is not None
 
 
 def _check(error: int) -> None:
@@ -45,33 +41,22 @@ def _check(error: int) -> None:
 def error_name(error: int) -> str:
     """The name and number of a driver error."""
     name = ctypes.c_char_p()
-    _driver().cuGetErrorName(error, ctypes.byref(name))
+    driver().cuGetErrorName(error, ctypes.byref(name))
     return f"{(name.value or b'').decode()} ({error})"
 
 
 @functools.cache
 def launch_function() -> Any:
     """cuLaunchKernelEx: launches in the current context, copies the parameters, and returns an error."""
-    launch = _driver().cuLaunchKernelEx
+    launch = driver().cuLaunchKernelEx
     launch.argtypes = (ctypes.c_void_p,) * 4
     return launch
-
-
-@functools.cache
-def device_function() -> Any:
-    """cuCtxGetDevice: writes the ordinal of the current context's device, or returns an error."""
-    return _driver().cuCtxGetDevice
-
-
-def capture_mode_function() -> Any:
-    """cuThreadExchangeStreamCaptureMode: swaps this thread's mode with the one at an address."""
-    return _driver().cuThreadExchangeStreamCaptureMode
 
 
 def function_of_kernel(kernel: int) -> int:
     """The CUfunction of a CUkernel in the current context. RuntimeError if the driver refuses."""
     function = ctypes.c_void_p()
-    _check(_driver().cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(kernel)))
+    _check(driver().cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(kernel)))
     return function.value or 0
 
 
@@ -81,34 +66,34 @@ def load_kernel(code: bytes, symbol: str) -> int:
     The code is never unloaded.
     """
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _check(_driver().cuModuleLoadData(ctypes.byref(module), code))
-    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, symbol.encode()))
+    _check(driver().cuModuleLoadData(ctypes.byref(module), code))
+    _check(driver().cuModuleGetFunction(ctypes.byref(function), module, symbol.encode()))
     return function.value or 0
 
 
 def current_device() -> int:
     """The ordinal of the current context's device, or -1 without a current context."""
     ordinal = ctypes.c_int()
-    return -1 if device_function()(ctypes.byref(ordinal)) else ordinal.value
+    return -1 if driver().cuCtxGetDevice(ctypes.byref(ordinal)) else ordinal.value
 
 
 def device_of(address: int) -> int:
     """The ordinal of the device of `address`; 0 for null and for addresses that the driver does not recognise."""
     ordinal = ctypes.c_int()
-    driver = _driver()
-    if address and driver:
-        error = driver.cuPointerGetAttribute(ctypes.byref(ordinal), _DEVICE_ORDINAL, ctypes.c_uint64(address))
+    cuda = driver()
+    if address and cuda:
+        error = cuda.cuPointerGetAttribute(ctypes.byref(ordinal), _DEVICE_ORDINAL, ctypes.c_uint64(address))
         return 0 if error else ordinal.value
     return 0
 
 
 def is_capturing(stream: int) -> bool:
     """Whether `stream` is being captured into a graph. The legacy stream cannot be captured."""
-    driver = None if stream in _LEGACY else _driver()
-    if not driver:
+    cuda = None if stream in _LEGACY else driver()
+    if not cuda:
         return False
     status = ctypes.c_int()
-    error = driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+    error = cuda.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
     return not error and status.value != 0
 
 
@@ -122,35 +107,35 @@ def on_device(device: int) -> Iterator[None]:
     if current_device() == device:
         yield
         return
-    driver, context = _driver(), ctypes.c_void_p()
-    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    cuda, context = driver(), ctypes.c_void_p()
+    _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
     try:
-        _check(driver.cuCtxPushCurrent_v2(context))
+        _check(cuda.cuCtxPushCurrent_v2(context))
         try:
             yield
         finally:
-            driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+            cuda.cuCtxPopCurrent_v2(ctypes.byref(context))
     finally:
-        driver.cuDevicePrimaryCtxRelease_v2(device)
+        cuda.cuDevicePrimaryCtxRelease_v2(device)
 
 
 @contextlib.contextmanager
 def keeping_context() -> Iterator[None]:
     """Restore the current CUDA context on exit. Calls into JAX, for example, may change it."""
-    driver, context = _driver(), ctypes.c_void_p()
-    known = driver is not None and driver.cuCtxGetCurrent(ctypes.byref(context)) == 0
+    cuda, context = driver(), ctypes.c_void_p()
+    known = cuda is not None and cuda.cuCtxGetCurrent(ctypes.byref(context)) == 0
     try:
         yield
     finally:
         if known:
-            driver.cuCtxSetCurrent(context)
+            cuda.cuCtxSetCurrent(context)
 
 
 class Event:
     """The work submitted to `stream` of `device` until now. RuntimeError if the driver refuses."""
 
     def __init__(self, stream: int, device: int) -> None:
-        self._driver = _driver()
+        self._driver = driver()
         self.handle = ctypes.c_void_p()
         with on_device(device):
             _check(self._driver.cuEventCreate(ctypes.byref(self.handle), _DISABLE_TIMING))
@@ -171,11 +156,10 @@ class Event:
 @contextlib.contextmanager
 def relaxed_capture() -> Iterator[None]:
     """Let this thread make calls that CUDA refuses while a stream is being captured, such as to load a kernel."""
-    driver, mode = _driver(), ctypes.c_int(_RELAXED)
-    if driver is None:
+    if driver() is None:
         yield
         return
-    exchange = capture_mode_function()
+    exchange, mode = driver().cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
     exchange(ctypes.byref(mode))
     try:
         yield
@@ -187,15 +171,15 @@ def synchronize(device: int) -> None:
     """Wait for all work submitted to `device`. RuntimeError if the driver refuses, as while a stream is captured."""
     # Without relaxed mode, the wait would invalidate another thread's capture if that is in global mode.
     with on_device(device), relaxed_capture():
-        _check(_driver().cuCtxSynchronize())
+        _check(driver().cuCtxSynchronize())
 
 
 def read(address: int, size: int, stream: int, device: int) -> bytes:
     """Copies bytes of device memory to the host in stream order, and waits for the stream."""
     memory, handle = ctypes.create_string_buffer(size), ctypes.c_void_p(stream)
     with on_device(device):
-        _check(_driver().cuMemcpyDtoHAsync_v2(memory, ctypes.c_uint64(address), ctypes.c_size_t(size), handle))
-        _check(_driver().cuStreamSynchronize(handle))
+        _check(driver().cuMemcpyDtoHAsync_v2(memory, ctypes.c_uint64(address), ctypes.c_size_t(size), handle))
+        _check(driver().cuStreamSynchronize(handle))
     return memory.raw
 
 
@@ -207,4 +191,4 @@ def order(first: int, then: int, device: int) -> None:
     if first != then and not (first in _LEGACY and then in _LEGACY):
         event = Event(first, device)
         with on_device(device):
-            _check(_driver().cuStreamWaitEvent(ctypes.c_void_p(then), event.handle, 0))
+            _check(driver().cuStreamWaitEvent(ctypes.c_void_p(then), event.handle, 0))

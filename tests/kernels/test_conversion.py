@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import random
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher:
         return 0
 
     monkeypatch.setattr(cuda_driver, "launch_function", lambda: launch_kernel)
-    monkeypatch.setattr(cuda_driver, "device_function", lambda: lambda ordinal: 0)
+    monkeypatch.setattr(cuda_driver, "driver", lambda: SimpleNamespace(cuCtxGetDevice=lambda ordinal: 0))
     monkeypatch.setattr(cuda_driver, "relaxed_capture", contextlib.nullcontext)
     monkeypatch.setattr(cuda_driver, "on_device", contextlib.nullcontext)
     backend = Backend()

@@ -13,6 +13,7 @@ import re
 import struct
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import emulated_gpu as gpu
@@ -186,7 +187,8 @@ class Driver:
         self.memory = out, inputs
         self.launched: list[tuple[Any, int, int, int, int, bytes]] = []
         monkeypatch.setattr(cuda_driver, "launch_function", lambda: self.launch)
-        monkeypatch.setattr(cuda_driver, "device_function", lambda: lambda ordinal: 0)
+        cuda = SimpleNamespace(cuCtxGetDevice=lambda ordinal: 0, cuThreadExchangeStreamCaptureMode=lambda mode: 0)
+        monkeypatch.setattr(cuda_driver, "driver", lambda: cuda)
 
     def launch(self, memory: Any, kernel: Any, addresses: None, extra: Any) -> int:
         configuration = ctypes.string_at(memory, CONFIGURATION_SIZE)

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -252,7 +253,8 @@ BATCHES = [
 @pytest.mark.slow
 def test_one_launch_draws_the_matrices_of_a_batch(runner: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "launch_function", lambda: None)
-    monkeypatch.setattr(cuda_driver, "device_function", lambda: None)
+    cuda = SimpleNamespace(cuCtxGetDevice=None, cuThreadExchangeStreamCaptureMode=lambda mode: 0)
+    monkeypatch.setattr(cuda_driver, "driver", lambda: cuda)
     program = runner("float32", *template("independent", True))
     for batch, result in run_cases(
         program, BATCHES, Batch.packed, lambda batch: _RESULT.size + (batch.size + 2 * GUARD) * 5 // 4

@@ -654,15 +654,13 @@ class Driver:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
     def use(*arguments: Any, **options: Any) -> Driver:
         driver = Driver(*arguments, **options)
-        monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
-        cuda_driver.device_function.cache_clear()
+        monkeypatch.setattr(cuda_driver, "driver", lambda: driver)
         return driver
 
-    yield use
-    cuda_driver.device_function.cache_clear()
+    return use
 
 
 def test_the_driver_knows_the_device_of_an_address_and_captured_streams(driver: Callable[..., Driver]) -> None:
@@ -725,7 +723,7 @@ def test_the_current_context_is_restored(driver: Callable[..., Driver], monkeypa
     with cuda_driver.keeping_context():
         pass
     assert recorded.names() == ["cuCtxGetCurrent"]
-    monkeypatch.setattr(cuda_driver, "_driver", lambda: None)
+    monkeypatch.setattr(cuda_driver, "driver", lambda: None)
     with cuda_driver.keeping_context():
         assert cuda_driver.device_of(4096) == 0
         assert not cuda_driver.is_capturing(77)
@@ -743,7 +741,7 @@ def test_driver_errors_raise_with_their_code(driver: Callable[..., Driver]) -> N
 
 
 def test_the_real_driver_has_every_function_that_we_call() -> None:
-    real = cuda_driver._driver()
+    real = cuda_driver.driver()
     if real is None:
         pytest.skip("no CUDA device: there is no driver")
     for name in ("cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetDevice", "cuDevicePrimaryCtxRetain",

@@ -9,6 +9,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -317,10 +318,10 @@ class Native:
         driver = ctypes.CFUNCTYPE(ctypes.c_int, P, P, P, P)(self._launch)
         get_device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
         exchange = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._exchange)
-        functions = {"launch_function": driver, "device_function": get_device, "capture_mode_function": exchange}
-        for name, function in functions.items():
-            monkeypatch.setattr(cuda_driver, name, lambda function=function: function)
-        monkeypatch.setattr(cuda_driver, "is_present", lambda: True)
+        cuda = SimpleNamespace(
+            cuLaunchKernelEx=driver, cuCtxGetDevice=get_device, cuThreadExchangeStreamCaptureMode=exchange
+        )
+        monkeypatch.setattr(cuda_driver, "driver", lambda: cuda)
         before = native._process.copy()
         monkeypatch.setattr(python_entry, "targets", dict(python_entry.targets))
         target, number = handlers._target(Operation.sample, "CUDA"), native.number(Operation.sample, "CUDA")

@@ -190,7 +190,7 @@ _LOCK = threading.Lock()
 
 def register_all() -> None:
     """Register every target that can run here."""
-    for platform in native.PLATFORMS if cuda_driver.is_present() else native.PLATFORMS[:1]:
+    for platform in native.PLATFORMS if cuda_driver.driver() else native.PLATFORMS[:1]:
         for operation in TARGETS:
             register(operation, platform)
         if platform == "CUDA":

@@ -366,8 +366,8 @@ BLOCKS = len(PLATFORMS) * len(Operation)
 def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]:
     """The addresses of the compiled handlers of the target with this number, by stage."""
     on_device = platform == PLATFORMS[1]
-    if on_device and cuda_driver.is_present():
-        functions = cuda_driver.launch_function(), cuda_driver.device_function(), cuda_driver.capture_mode_function()
+    if on_device and (cuda := cuda_driver.driver()):
+        functions = cuda.cuLaunchKernelEx, cuda.cuCtxGetDevice, cuda.cuThreadExchangeStreamCaptureMode
         for place, function in enumerate(functions, _LAUNCH):
             _process[place] = ctypes.cast(function, ctypes.c_void_p).value or 0
     address = _handler_address(_executing(operation, target, on_device), f"xla-execute_{target}")
