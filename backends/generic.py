@@ -9,19 +9,14 @@ from .contract import Backend, Launcher
 from .launch import Launch, Operation
 from .memory.host import address_of
 
-_NAMES: dict[int, str] = {
-    Operation.sample: "samples",
-    Operation.gradient: "gradients",
-    Operation.moments: "weighted moments",
-    Operation.perturb: "perturbations",
-}
-
 
 def check_operation(backend: Backend, operation: int) -> None:
     """ValueError if the backend does not run `operation`."""
     if operation not in backend.operations:
-        found = ", ".join(_NAMES[other] for other in backend.operations)
-        raise ValueError(f"backend: {backend.name!r} has no {_NAMES[operation]}, only {found}")
+        found = ", ".join(Operation(other).name for other in backend.operations)
+        raise ValueError(
+            f"backend: {backend.name!r} cannot run the operation {Operation(operation).name}, only {found}"
+        )
 
 
 def launcher(backend: Backend, launch: Launch) -> Launcher:

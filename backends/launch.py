@@ -7,7 +7,7 @@ member of the struct there.
 from __future__ import annotations
 
 import enum
-import itertools
+import functools
 import struct
 from collections.abc import Callable, Iterator
 from typing import Annotated, NamedTuple, TypeAlias, get_type_hints
@@ -18,7 +18,6 @@ __all__ = [
     "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SAMPLE_CALL", "SIZES", "SPAN",
     "STEPS", "UNIT_FACTOR", "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name",
     "matrix_of_batch", "pack", "packer", "parts_of_batch", "runs_down", "type_name", "unpack",
-    "word_formats",
 ]  # fmt: skip
 
 HOST = -1
@@ -58,11 +57,6 @@ class WordFormat(enum.IntEnum):
     bits_32 = 2
     bits_16 = 3
     bits_8 = 4
-
-
-def word_formats(seed: WordFormat, offset: WordFormat = WordFormat.whole) -> int:
-    """The field `word_formats` of a launch."""
-    return seed | offset << 8
 
 
 # Types of fields, with their formats of `struct`. Numba's kernels compute with "P" and "q" as signed numbers.
@@ -149,13 +143,12 @@ _FORMAT = "".join(FORMATS.values())
 _TAIL = struct.Struct(_FORMAT[_HEAD_FIELDS:])
 
 
-def _head_packer(numbers: tuple[bool, ...]) -> Callable[..., bytes]:
+@functools.cache
+def _head_packer(*numbers: bool) -> Callable[..., bytes]:
     """The packer of a head. `numbers` says which of `INPUTS` are numbers."""
     formats = FORMATS | {name: "d" for name, number in zip(INPUTS, numbers, strict=True) if number}
     return struct.Struct("".join(formats[name] for name in HEAD)).pack
 
-
-_PACK_HEAD = {numbers: _head_packer(numbers) for numbers in itertools.product((False, True), repeat=len(INPUTS))}
 
 FIELD_AT: dict[str, int] = {
     # The end of the field minus its size: calcsize counts padding before the last field, and none behind it.
@@ -209,10 +202,9 @@ def packer(template: Launch) -> tuple[Callable[..., bytes], bytes]:
 
     ``pack_head(*head) + tail`` is a launch; `head` has the values of the fields `HEAD`.
     """
-    numbers = tuple(
-        kind == ElementType.number for kind in (template.mu_type, template.sigma_type, template.weights_type)
-    )
-    return _PACK_HEAD[numbers], _TAIL.pack(*template[_HEAD_FIELDS:])
+    types = template.mu_type, template.sigma_type, template.weights_type
+    pack_head = _head_packer(*(kind == ElementType.number for kind in types))
+    return pack_head, _TAIL.pack(*template[_HEAD_FIELDS:])
 
 
 def pack(launch: Launch) -> bytes:

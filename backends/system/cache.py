@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import secrets
@@ -239,7 +240,6 @@ class KernelFiles:
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 _warned: set[str] = set()
-_announced: set[str] = set()
 
 
 def say(message: str) -> None:
@@ -249,11 +249,10 @@ def say(message: str) -> None:
         sys.stderr.flush()
 
 
+@functools.cache  # The first time in this process for each backend.
 def say_compiling(backend: str) -> None:
-    """Print, the first time in this process for each backend, that its kernels are compiled."""
-    if backend not in _announced:
-        _announced.add(backend)
-        say(f"compiling kernels of {backend}, once for this machine: some seconds for each kind of call")
+    """Print that the kernels of a backend are compiled."""
+    say(f"compiling kernels of {backend}, once for this machine: some seconds for each kind of call")
 
 
 def warn_once(kind: str, message: str) -> None:

@@ -54,7 +54,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(folder))
     monkeypatch.setattr(cache, "_warned", set())
-    monkeypatch.setattr(cache, "_announced", set())
+    cache.say_compiling.cache_clear()
     return folder
 
 

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache."""
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "_announced", set())
+    cache.say_compiling.cache_clear()
     return tmp_path
 
 
