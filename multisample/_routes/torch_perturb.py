@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.torch_ext.operator_rules import joined
 
 from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT, TransformedError
 from .._libraries import is_number
@@ -23,7 +24,7 @@ from .._model_parameters.populations import Decays, Variant, decays_of, factor_o
 from .._model_parameters.structures import Structure
 from .._randomness.generator import Key
 from .._randomness.seed_argument import key_words
-from .torch_transforms import joined, keys_of
+from .torch_transforms import keys_of
 
 
 class _Static(NamedTuple):
@@ -199,7 +200,8 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         if inner is not None:
             total *= inner
             tensors = tuple(
-                joined(x, size, inner, *which) for x, *which in zip(tensors, outer, static.batched, strict=True)
+                joined(x, 0 if is_outer else None, size, None if is_inner else inner)
+                for x, is_outer, is_inner in zip(tensors, outer, static.batched, strict=True)
             )
         batched = tuple(map(operator.or_, outer, static.batched))
         results = _Perturbed.apply(static._replace(size=total, batched=batched), *tensors)

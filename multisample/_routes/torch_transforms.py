@@ -226,17 +226,6 @@ def is_batched() -> bool:
     return any(layer.key() == _functorch.TransformType.Vmap for layer in layers)
 
 
-def joined(x: Any, size: int, batch: int, is_outer: bool, is_inner: bool) -> Any:
-    """A tensor with one axis for the batches of two nested vmaps; as it is if it has neither axis."""
-    if x is None or not (is_outer or is_inner):
-        return x
-    if not is_outer:
-        x = x[None].expand(size, *x.shape)
-    elif not is_inner:
-        x = x[:, None].expand(size, batch, *x.shape[1:])
-    return x.flatten(0, 1)
-
-
 # --- Operators ------------------------------------------------------------------------------------
 
 
