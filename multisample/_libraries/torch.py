@@ -107,13 +107,6 @@ def is_profiled() -> bool:
     return bool(profiler._is_profiler_enabled)
 
 
-@functools.lru_cache(64)  # Callers can make classes without end.
-def is_opaque(kind: type) -> bool:
-    """Whether `kind` overrides ``__torch_dispatch__``: its tensors may have no memory."""
-    dispatch = getattr(kind, "__torch_dispatch__", None)
-    return dispatch is not None and dispatch is not torch.Tensor.__torch_dispatch__
-
-
 def check_tensor(name: str, tensor: Any) -> None:
     """TypeError unless `tensor` is strided, unquantized and without a mask."""
     if tensor.is_nested:
@@ -131,12 +124,6 @@ def check_tensor(name: str, tensor: Any) -> None:
     else:
         return
     raise TypeError(f"{name}: expected a strided tensor, got {found}")
-
-
-def counted(vectors: Mapping[str, Any]) -> Iterable[str]:
-    """The names that enter the promotion: PyTorch ignores the type of a 0-d tensor beside a vector of floats."""
-    types = {name: str(x.dtype).removeprefix("torch.") for name, x in vectors.items() if len(x.shape)}
-    return types if any(dtype in MATRIX_TYPES for dtype in types.values()) else vectors
 
 
 def tree_of(module: Any) -> tuple[tuple[Any, ...], list[Any]]:
@@ -258,8 +245,7 @@ class TorchLibrary(Library):
         return address_of_one if len(owners) == 1 else addresses_of_many
 
     def is_opaque(self, array: Any) -> bool:
-        kind: type = type(array)
-        return is_opaque(kind)
+        return type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
     def lacks_values(self, array: Any) -> bool:
         return bool(array.is_meta) or isinstance(array, fake_tensor.FakeTensor)
@@ -271,7 +257,11 @@ class TorchLibrary(Library):
         return is_transforming() or any(map(self.is_opaque, arrays))
 
     address = staticmethod(torch.Tensor.data_ptr)
-    counted = staticmethod(counted)
+
+    def counted(self, vectors: Mapping[str, Any]) -> Iterable[str]:
+        # PyTorch ignores the type of a 0-d tensor beside a vector of floats.
+        types = {name: str(x.dtype).removeprefix("torch.") for name, x in vectors.items() if len(x.shape)}
+        return types if any(dtype in MATRIX_TYPES for dtype in types.values()) else vectors
 
     def host_array(self, array: Any) -> HostArray:
         array = array.detach() if array.requires_grad else array
@@ -290,8 +280,7 @@ class TorchLibrary(Library):
     def normalized(self, name: str, array: Any) -> Any:
         if self.is_opaque(array):
             return array
-        if isinstance(array, torch.nn.parameter.UninitializedTensorMixin):
-            check_tensor(name, array)
+        check_tensor(name, array)
         with torch._C.DisableTorchFunctionSubclass():
             return torch.Tensor.as_subclass(array, torch.Tensor)
 
@@ -425,8 +414,6 @@ def _record(
         return results
     owners = owners_of(list(map(id, arrays)), None)
     kept = [k for k in owners.values() if arrays[k].requires_grad]
-    if not kept:
-        return results
     first: dict[int, int] = {}
     # `detach` makes another tensor of the same memory.
     own = [results[k] if first.setdefault(id(results[k]), k) == k else results[k].detach() for k in owners.values()]

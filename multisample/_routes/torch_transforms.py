@@ -26,7 +26,7 @@ from .._checks.values import RULES, least_and_most
 from .._checks.window_and_options import check_rows, count_of
 from .._libraries import as_base_class, is_number
 from .._libraries.library import counted_as
-from .._libraries.torch import TORCH, check_tensor, counted, dtype_of, is_transforming, unseen
+from .._libraries.torch import TORCH, check_tensor, dtype_of, is_transforming, unseen
 from .._operations import Call
 from .._plan import check_call
 from .._randomness.generator import WORD_64, Generator
@@ -132,7 +132,7 @@ def _check_without_values(
     for name, x in tensors.items():
         check_tensor(name, x)
         counts_as[name] = counted_as(name, str(x.dtype).removeprefix("torch."))
-    dtype = promoted([counts_as[name] for name in counted(tensors)]) if call.dtype is None else call.dtype
+    dtype = promoted([counts_as[name] for name in TORCH.counted(tensors)]) if call.dtype is None else call.dtype
     batch, out = batch_of(call.seed), call.out
     dims = common_shape({name: tuple(x.shape) for name, x in tensors.items()}, batch)
     check_devices(tensors if out is None else {**tensors, "out": out})
