@@ -7,7 +7,6 @@ import functools
 import math
 import operator
 import struct
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ from .numpy import HOST
 _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 _is_jit_tracing, _function_modes = torch._C._is_tracing, torch._C._len_torch_function_stack
 _is_grad_enabled = torch.is_grad_enabled
-_thread = threading.local()
 _guards: Any = torch._C._dynamo.guards
 # The allocation functions of PyTorch's compiled graphs. They bypass the dispatcher, which has nothing to do in calls
 # with a plan, and take a third of the time of torch.empty.
@@ -63,18 +61,8 @@ def is_transforming() -> bool:
 
 
 def _has_tangents() -> bool:
-    """Whether tensors may have tangents of forward-mode AD."""
-    return forward_ad._current_level >= 0 and not getattr(_thread, "is_without_tangents", False)
-
-
-@contextlib.contextmanager
-def without_tangents() -> Iterator[None]:
-    """Declare that tensors inside have no tangents that a call must see, on this thread."""
-    before, _thread.is_without_tangents = getattr(_thread, "is_without_tangents", False), True
-    try:
-        yield
-    finally:
-        _thread.is_without_tangents = before
+    """Whether operations see tangents of forward-mode AD. The forward pass of an autograd function does not."""
+    return forward_ad._current_level >= 0 and bool(torch._C._is_fwd_grad_enabled())
 
 
 def has_function_mode() -> bool:

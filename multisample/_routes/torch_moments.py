@@ -18,7 +18,7 @@ from multisample.backends.torch_ext.operator_rules import joined
 
 from .._checks.operands import inspect_inputs
 from .._libraries import is_number
-from .._libraries.torch import TORCH, dtype_of, name_of, without_tangents
+from .._libraries.torch import TORCH, dtype_of, name_of
 from .._operations import Call
 from .._plan import Plan
 from .._randomness.generator import Key
@@ -75,8 +75,7 @@ class _TransformedCall(NamedTuple):
         seed = self.call.seed if keys is None else keys.view(torch.uint64).reshape(-1, 2)
         mu, sigma = (x if is_number(x) else x.detach() for x in (mu, sigma))
         call = self.call._replace(weights=weights.detach(), mu=mu, sigma=sigma, seed=seed)
-        with without_tangents():
-            results = call.repeated(self.function)
+        results = call.repeated(self.function)
         return tuple(x[0] for x in results) if keys is not None and self.size is None else results
 
     def sums(self, real: Any, weights: Any, like: Any, keys: Any) -> Any:
