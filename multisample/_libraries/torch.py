@@ -44,11 +44,8 @@ def dtype_of(name: str) -> Any:
     return getattr(torch, name)
 
 
-@functools.cache
-def _stored_as(dtype: Any) -> Any:
-    """`dtype`; for a type that NumPy may lack, the unsigned integer type of the same size."""
-    row = MATRIX_TYPES.get(name_of(dtype))
-    return dtype if row is None else dtype_of(row.stored)
+_STORED = {dtype_of(name): dtype_of(row.stored) for name, row in MATRIX_TYPES.items() if row.stored != name}
+"""The unsigned integers of the same size, for types that NumPy may lack."""
 
 
 def is_transforming() -> bool:
@@ -71,12 +68,11 @@ def has_function_mode() -> bool:
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-@functools.cache
-def _seeing() -> Any:
-    """The dispatch keys whose kernels see an operation before the tensor's own does."""
-    keys = "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
-    sets = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in keys)
-    return functools.reduce(operator.or_, sets)
+_KEYS: Any = torch._C.DispatchKey
+_SEEING = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, (
+    _KEYS.Python, _KEYS.PythonTLSSnapshot, _KEYS.FuncTorchDynamicLayerFrontMode, _KEYS.FuncTorchDynamicLayerBackMode,
+)))  # fmt: skip
+"""The dispatch keys whose kernels see an operation before the tensor's own does."""
 
 
 @contextlib.contextmanager
@@ -85,7 +81,7 @@ def unseen() -> Iterator[None]:
     trace = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)
     try:
-        with torch._C._ExcludeDispatchKeyGuard(_seeing()), torch._C.DisableTorchFunction():
+        with torch._C._ExcludeDispatchKeyGuard(_SEEING), torch._C.DisableTorchFunction():
             yield
     finally:
         torch._C._set_tracing_state(trace)
@@ -254,8 +250,8 @@ class TorchLibrary(Library):
     def host_array(self, array: Any) -> HostArray:
         array = array.detach() if array.requires_grad else array
         _check_memory(array)
-        stored = _stored_as(array.dtype)
-        host: HostArray = (array if array.dtype is stored else array.view(stored)).numpy()
+        stored = _STORED.get(array.dtype)
+        host: HostArray = (array if stored is None else array.view(stored)).numpy()
         return host
 
     def share_memory(self, a: Any, b: Any) -> bool:
