@@ -95,7 +95,8 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
 
         @staticmethod
         def forward(mu: Any, sigma: Any, n: Any, words: Any, options: Options) -> Any:
-            return draw(mu, sigma, n, words, **options)
+            with torch._C._AutoDispatchBelowAutograd():
+                return draw(mu, sigma, n, words, **options)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -130,7 +131,8 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
 
         @staticmethod
         def forward(grad: Any, words: Any, options: Options) -> Any:
-            return sum_up(grad, words, **options)
+            with torch._C._AutoDispatchBelowAutograd():
+                return sum_up(grad, words, **options)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -213,9 +215,7 @@ def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Optio
 
 
 def _has_derivative(*tensors: Any) -> bool:
-    # PyTorch disables both modes in the forward pass of an autograd function.
-    has_tangents = torch._C._is_fwd_grad_enabled() and forward_ad._current_level >= 0
-    if has_tangents and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         return True
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
