@@ -95,7 +95,8 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
 
         @staticmethod
         def forward(mu: Any, sigma: Any, n: Any, words: Any, options: Options) -> Any:
-            return draw(mu, sigma, n, words, **options)
+            with torch._C._AutoDispatchBelowAutograd():
+                return draw(mu, sigma, n, words, **options)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -130,7 +131,8 @@ def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
 
         @staticmethod
         def forward(grad: Any, words: Any, options: Options) -> Any:
-            return sum_up(grad, words, **options)
+            with torch._C._AutoDispatchBelowAutograd():
+                return sum_up(grad, words, **options)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -168,74 +170,48 @@ def _vmap_sample_backward(info: Any, in_dims: Any, grad: Any, counter: Any, opti
 
 
 def _vmap_batch(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, keys: Any, options: Options) -> Any:
-    size, batch = info.batch_size, keys.shape[0] if in_dims[3] is None else keys.movedim(in_dims[3], 0).shape[1]
-    vectors = (_flat(x, dim, size, batch, 1) for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1])))
-    drawn = _SampleBatch.apply(*vectors, n, _flat(keys, in_dims[3], size, batch, 2), options)
-    return drawn.unflatten(0, (size, batch)), 0
+    size, keys = info.batch_size, joined(keys, in_dims[3], info.batch_size)
+    batch = keys.shape[0] // size
+    vectors = (
+        joined(x, dim, size, batch if x.dim() < (2 if dim is None else 3) else None)
+        for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1]))
+    )
+    return _SampleBatch.apply(*vectors, n, keys, options).unflatten(0, (size, batch)), 0
 
 
 def _vmap_batch_backward(info: Any, in_dims: Any, grad: Any, keys: Any, options: Options) -> Any:
-    size, batch = info.batch_size, keys.shape[0] if in_dims[1] is None else keys.movedim(in_dims[1], 0).shape[1]
-    gradients = _SampleBatchBackward.apply(
-        _flat(grad, in_dims[0], size, batch, 3), _flat(keys, in_dims[1], size, batch, 2), options
-    )
-    return tuple(gradient.unflatten(0, (size, batch)) for gradient in gradients), (0, 0)
+    grad, keys = (joined(x, dim, info.batch_size) for x, dim in zip((grad, keys), in_dims, strict=False))
+    gradients = _SampleBatchBackward.apply(grad, keys, options)
+    return tuple(gradient.unflatten(0, (info.batch_size, -1)) for gradient in gradients), (0, 0)
 
 
 _Sample, _SampleBackward = _functions("sample", _vmap_sample, _vmap_sample_backward)
 _SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vmap_batch_backward)
 
 
-def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
-    """Merges the axis of vmap, of length `size`, with the axis of the batch, of length `batch`.
+def joined(x: Any, dim: int | None, size: int, inner: int | None = None) -> Any:
+    """A tensor with one axis for the batches of two nested vmaps; as it is if it has neither axis.
 
-    `own` is the number of axes of an element. Only mu and sigma, with 1, may lack the axis of the batch. A vector that
-    all elements share is returned as it is.
+    `dim` is the axis of the outer vmap, of length `size`; None if all of its elements share `x`. `inner` is the length
+    of the axis of the inner vmap if `x` lacks this axis, which otherwise is the first of the others.
     """
-    if dim is None:
-        if own == 1 and x.dim() == 1:
-            return x
-        x = x.expand(size, *x.shape)
-    else:
-        x = x.movedim(dim, 0)
-        if own == 1 and x.dim() == 2:  # One vector for each batch.
-            x = x.unsqueeze(1).expand(size, batch, x.shape[1])
+    if dim is None and inner is not None:
+        return x
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    if inner is not None:
+        x = x[:, None].expand(size, inner, *x.shape[1:])
     return x.flatten(0, 1)
 
 
 def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Options) -> tuple[Any, Options]:
     """The keys of `size` elements. `counter` has one offset for each or for all; if it is None, `options` has it."""
-    words = {name: options[name] for name in ("seed", "offset") if name in options}
-    rest = {name: option for name, option in options.items() if name not in words}
-    seed = torch.full((), words["seed"], dtype=torch.int64, device=like.device)
-    if counter is None:
-        offset = torch.full((), words.get("offset", 0), dtype=torch.int64, device=like.device)
-    else:
-        offset = (counter if dim is None else counter.movedim(dim, 0)).reshape(1 if dim is None else size)
-    seed, offset = seed.expand(size), offset.expand(size)
+    seed, offset = (
+        torch.full((size,), options.get(word, 0), dtype=torch.int64, device=like.device) for word in ("seed", "offset")
+    )
+    if counter is not None:
+        offset = (counter if dim is None else counter.movedim(dim, 0)).reshape(-1).expand(size)
+    rest = {name: option for name, option in options.items() if name not in ("seed", "offset")}
     return torch.stack((seed, offset), 1), rest
-
-
-@functools.cache
-def _recorded(function: Any) -> Any:
-    """An autograd function for calls without transformations.
-
-    Each call of a function with a separate `setup_context` looks up its signature, which takes as long as thousands of
-    normals.
-    """
-
-    class Recorded(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                output = function.forward(*inputs)
-            function.setup_context(ctx, inputs, output)
-            return output
-
-        backward = function.backward
-        jvp = function.jvp
-
-    return Recorded
 
 
 def _has_derivative(*tensors: Any) -> bool:
@@ -252,11 +228,13 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
 def _rules(operator: Any, function: Any, count: int) -> tuple[Any, Any]:
     """The rules for autograd and for torch.func, of an operator with `count` arguments: the last has the offset."""
     tensors = min(count - 1, 2)
+    # Function.apply without its support for torch.func, which looks up the signature of `forward` in each call.
+    record = super(torch.autograd.Function, function).apply
 
     def differentiable(keys: Any, *arguments: Any, **options: Any) -> Any:
         arguments = (*arguments, None)[:count]  # The counter may be missing.
         if _has_derivative(*arguments[:tensors]):
-            return _recorded(function).apply(*arguments, options)
+            return record(*arguments, options)
         return _below_autograd(operator, keys, *arguments, **options)
 
     def transformed(*arguments: Any, **options: Any) -> Any:

@@ -7,7 +7,6 @@ import functools
 import math
 import operator
 import struct
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ from .numpy import HOST
 _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 _is_jit_tracing, _function_modes = torch._C._is_tracing, torch._C._len_torch_function_stack
 _is_grad_enabled = torch.is_grad_enabled
-_thread = threading.local()
 _guards: Any = torch._C._dynamo.guards
 # The allocation functions of PyTorch's compiled graphs. They bypass the dispatcher, which has nothing to do in calls
 # with a plan, and take a third of the time of torch.empty.
@@ -46,11 +44,8 @@ def dtype_of(name: str) -> Any:
     return getattr(torch, name)
 
 
-@functools.cache
-def _stored_as(dtype: Any) -> Any:
-    """`dtype`; for a type that NumPy may lack, the unsigned integer type of the same size."""
-    row = MATRIX_TYPES.get(name_of(dtype))
-    return dtype if row is None else dtype_of(row.stored)
+_STORED = {dtype_of(name): dtype_of(row.stored) for name, row in MATRIX_TYPES.items() if row.stored != name}
+"""The unsigned integers of the same size, for types that NumPy may lack."""
 
 
 def is_transforming() -> bool:
@@ -63,18 +58,8 @@ def is_transforming() -> bool:
 
 
 def _has_tangents() -> bool:
-    """Whether tensors may have tangents of forward-mode AD."""
-    return forward_ad._current_level >= 0 and not getattr(_thread, "is_without_tangents", False)
-
-
-@contextlib.contextmanager
-def without_tangents() -> Iterator[None]:
-    """Declare that tensors inside have no tangents that a call must see, on this thread."""
-    before, _thread.is_without_tangents = getattr(_thread, "is_without_tangents", False), True
-    try:
-        yield
-    finally:
-        _thread.is_without_tangents = before
+    """Whether operations see tangents of forward-mode AD. The forward pass of an autograd function does not."""
+    return forward_ad._current_level >= 0 and bool(torch._C._is_fwd_grad_enabled())
 
 
 def has_function_mode() -> bool:
@@ -83,12 +68,11 @@ def has_function_mode() -> bool:
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-@functools.cache
-def _seeing() -> Any:
-    """The dispatch keys whose kernels see an operation before the tensor's own does."""
-    keys = "Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
-    sets = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in keys)
-    return functools.reduce(operator.or_, sets)
+_KEYS: Any = torch._C.DispatchKey
+_SEEING = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, (
+    _KEYS.Python, _KEYS.PythonTLSSnapshot, _KEYS.FuncTorchDynamicLayerFrontMode, _KEYS.FuncTorchDynamicLayerBackMode,
+)))  # fmt: skip
+"""The dispatch keys whose kernels see an operation before the tensor's own does."""
 
 
 @contextlib.contextmanager
@@ -97,7 +81,7 @@ def unseen() -> Iterator[None]:
     trace = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)
     try:
-        with torch._C._ExcludeDispatchKeyGuard(_seeing()), torch._C.DisableTorchFunction():
+        with torch._C._ExcludeDispatchKeyGuard(_SEEING), torch._C.DisableTorchFunction():
             yield
     finally:
         torch._C._set_tracing_state(trace)
@@ -105,13 +89,6 @@ def unseen() -> Iterator[None]:
 
 def is_profiled() -> bool:
     return bool(profiler._is_profiler_enabled)
-
-
-@functools.lru_cache(64)  # Callers can make classes without end.
-def is_opaque(kind: type) -> bool:
-    """Whether `kind` overrides ``__torch_dispatch__``: its tensors may have no memory."""
-    dispatch = getattr(kind, "__torch_dispatch__", None)
-    return dispatch is not None and dispatch is not torch.Tensor.__torch_dispatch__
 
 
 def check_tensor(name: str, tensor: Any) -> None:
@@ -131,12 +108,6 @@ def check_tensor(name: str, tensor: Any) -> None:
     else:
         return
     raise TypeError(f"{name}: expected a strided tensor, got {found}")
-
-
-def counted(vectors: Mapping[str, Any]) -> Iterable[str]:
-    """The names that enter the promotion: PyTorch ignores the type of a 0-d tensor beside a vector of floats."""
-    types = {name: str(x.dtype).removeprefix("torch.") for name, x in vectors.items() if len(x.shape)}
-    return types if any(dtype in MATRIX_TYPES for dtype in types.values()) else vectors
 
 
 def tree_of(module: Any) -> tuple[tuple[Any, ...], list[Any]]:
@@ -258,8 +229,7 @@ class TorchLibrary(Library):
         return address_of_one if len(owners) == 1 else addresses_of_many
 
     def is_opaque(self, array: Any) -> bool:
-        kind: type = type(array)
-        return is_opaque(kind)
+        return type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
     def lacks_values(self, array: Any) -> bool:
         return bool(array.is_meta) or isinstance(array, fake_tensor.FakeTensor)
@@ -271,13 +241,17 @@ class TorchLibrary(Library):
         return is_transforming() or any(map(self.is_opaque, arrays))
 
     address = staticmethod(torch.Tensor.data_ptr)
-    counted = staticmethod(counted)
+
+    def counted(self, vectors: Mapping[str, Any]) -> Iterable[str]:
+        # PyTorch ignores the type of a 0-d tensor beside a vector of floats.
+        types = {name: str(x.dtype).removeprefix("torch.") for name, x in vectors.items() if len(x.shape)}
+        return types if any(dtype in MATRIX_TYPES for dtype in types.values()) else vectors
 
     def host_array(self, array: Any) -> HostArray:
         array = array.detach() if array.requires_grad else array
         _check_memory(array)
-        stored = _stored_as(array.dtype)
-        host: HostArray = (array if array.dtype is stored else array.view(stored)).numpy()
+        stored = _STORED.get(array.dtype)
+        host: HostArray = (array if stored is None else array.view(stored)).numpy()
         return host
 
     def share_memory(self, a: Any, b: Any) -> bool:
@@ -290,8 +264,7 @@ class TorchLibrary(Library):
     def normalized(self, name: str, array: Any) -> Any:
         if self.is_opaque(array):
             return array
-        if isinstance(array, torch.nn.parameter.UninitializedTensorMixin):
-            check_tensor(name, array)
+        check_tensor(name, array)
         with torch._C.DisableTorchFunctionSubclass():
             return torch.Tensor.as_subclass(array, torch.Tensor)
 
@@ -425,8 +398,6 @@ def _record(
         return results
     owners = owners_of(list(map(id, arrays)), None)
     kept = [k for k in owners.values() if arrays[k].requires_grad]
-    if not kept:
-        return results
     first: dict[int, int] = {}
     # `detach` makes another tensor of the same memory.
     own = [results[k] if first.setdefault(id(results[k]), k) == k else results[k].detach() for k in owners.values()]

@@ -19,7 +19,7 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from multisample.backends.launch import Operation
 
 from .._arguments import check_choice, check_flag, describe
-from .._checks.operands import common_length
+from .._checks.operands import check_arrays, common_length
 from .._checks.window_and_options import check_rows, checked_window
 from .._libraries import is_number, library_of
 from .._libraries.library import Guard
@@ -61,10 +61,7 @@ def draw_dtensor(call: Call, draw: Callable[..., Any]) -> Any:
                 f"{name}: expected a DTensor or a number where other arguments are DTensors,"
                 f" got {describe(x)} of type {type(x).__name__}"
             )
-    if not vectors:
-        raise TypeError(
-            f"mu, sigma: expected at least one DTensor, since out is one, got the numbers {call.mu} and {call.sigma}"
-        )
+    check_arrays(call)
     return draw_shard(call, _model(vectors).device_mesh, None, draw)
 
 

@@ -42,11 +42,6 @@ def _perturb_to(targets: list[Any], sources: list[Any], *values: Any, **options:
     _run(sources or targets, targets, *values, **options)
 
 
-@_perturb_to.register_fake
-def _(*arguments: Any, **options: Any) -> None:
-    """The operator returns nothing."""
-
-
 @torch.library.custom_op(
     "multisample::perturbed", mutates_args=(), schema=f"({_VALUES}, *, SymInt? size, {_OPTIONS}) -> Tensor[]"
 )

@@ -14,15 +14,16 @@ import torch
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cpu.floating_point import with_default_floats
+from multisample.backends.torch_ext.operator_rules import joined
 
 from .._checks.operands import inspect_inputs
 from .._libraries import is_number
-from .._libraries.torch import TORCH, dtype_of, name_of, without_tangents
+from .._libraries.torch import TORCH, dtype_of, name_of
 from .._operations import Call
 from .._plan import Plan
 from .._randomness.generator import Key
 from .._randomness.seed_argument import checked_key, is_in_array
-from .torch_transforms import is_recorded, joined, keys_of
+from .torch_transforms import is_recorded, keys_of
 
 
 class RecordedMoments:
@@ -74,8 +75,7 @@ class _TransformedCall(NamedTuple):
         seed = self.call.seed if keys is None else keys.view(torch.uint64).reshape(-1, 2)
         mu, sigma = (x if is_number(x) else x.detach() for x in (mu, sigma))
         call = self.call._replace(weights=weights.detach(), mu=mu, sigma=sigma, seed=seed)
-        with without_tangents():
-            results = call.repeated(self.function)
+        results = call.repeated(self.function)
         return tuple(x[0] for x in results) if keys is not None and self.size is None else results
 
     def sums(self, real: Any, weights: Any, like: Any, keys: Any) -> Any:
@@ -177,10 +177,11 @@ class _Moments(torch.autograd.Function):
         tensors: list[Any] = []
         for k, (x, dim) in enumerate(zip((weights, mu, sigma, keys), in_dims[1:], strict=True)):
             if isinstance(x, torch.Tensor):
-                x = x if dim is None else x.movedim(dim, 0)
                 if inner is not None:
-                    x = joined(x, size, inner, dim is not None, k == 3 or x.dim() == (2 if dim is None else 3))
-                elif k == 3 and dim is None:  # All elements may share other tensors.
+                    x = joined(x, dim, size, inner if k < 3 and x.dim() < (2 if dim is None else 3) else None)
+                elif dim is not None:
+                    x = x.movedim(dim, 0)
+                elif k == 3:  # All elements may share other tensors.
                     x = x.expand(size, *x.shape)
             tensors.append(x)
         total = size if inner is None else size * inner

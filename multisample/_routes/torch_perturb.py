@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.torch_ext.operator_rules import joined
 
 from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT, TransformedError
-from .._libraries import is_number
-from .._libraries.torch import TORCH, name_of, owners_of, scaled, without_tangents
+from .._libraries.torch import TORCH, name_of, owners_of, scaled
 from .._model_parameters.perturb_plan import perturbed
 from .._model_parameters.populations import Decays, Variant, decays_of, factor_of, members_of, variant_of
 from .._model_parameters.structures import Structure
 from .._randomness.generator import Key
 from .._randomness.seed_argument import key_words
-from .torch_transforms import joined, keys_of
+from .torch_transforms import keys_of
 
 
 class _Static(NamedTuple):
@@ -59,14 +59,13 @@ def perturb_transformed(
             "out: expected None where PyTorch transforms the call (torch.func, torch.autograd.forward_ad), since"
             " nothing can be written in place there"
         )
-    coefficients = given if isinstance(given, torch.Tensor) else None
-    if coefficients is not None and coefficients.dim() > 1:
-        raise ValueError(f"coefficients: expected a number or shape (K,), got {tuple(coefficients.shape)}")
-    length: int | None = None
-    if coefficients is not None:
-        length = coefficients.shape[0] if coefficients.dim() else None
-    elif not is_number(given):
-        length = np.asarray(given).size if np.ndim(given) else None
+    coefficients, length = None, None
+    if isinstance(given, torch.Tensor):
+        if given.dim() > 1:
+            raise ValueError(f"coefficients: expected a number or shape (K,), got {tuple(given.shape)}")
+        coefficients, length = given, given.shape[0] if given.dim() else None
+    elif np.ndim(given):
+        length = np.asarray(given).size
     device = arrays[0].device if arrays else torch.device("cpu")
     keys, seeds, seed = _keys(seed, device)
     members, count, member = _members(member, length or 1, device)
@@ -143,11 +142,10 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         batch = None
         if static.size is not None:
             batch = Variant(size=static.size, parameters=batched[3:], has_coefficients=batched[0])
-        with without_tangents():
-            results = perturbed(
-                structure, None, None, given, seed, member, static.decays or 0, static.fast_math, static.ids,
-                static.backend, None, batch,
-            )  # fmt: skip
+        results = perturbed(
+            structure, None, None, given, seed, member, static.decays or 0, static.fast_math, static.ids,
+            static.backend, None, batch,
+        )  # fmt: skip
         first: dict[int, int] = {}
         # Tied parameters share a result, but an operation returns different tensors.
         return tuple(x if first.setdefault(id(x), k) == k else x.detach() for k, x in enumerate(results))
@@ -199,7 +197,8 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         if inner is not None:
             total *= inner
             tensors = tuple(
-                joined(x, size, inner, *which) for x, *which in zip(tensors, outer, static.batched, strict=True)
+                joined(x, 0 if is_outer else None, size, None if is_inner else inner)
+                for x, is_outer, is_inner in zip(tensors, outer, static.batched, strict=True)
             )
         batched = tuple(map(operator.or_, outer, static.batched))
         results = _Perturbed.apply(static._replace(size=total, batched=batched), *tensors)

@@ -26,7 +26,7 @@ from .._checks.values import RULES, least_and_most
 from .._checks.window_and_options import check_rows, count_of
 from .._libraries import as_base_class, is_number
 from .._libraries.library import counted_as
-from .._libraries.torch import TORCH, check_tensor, counted, dtype_of, is_transforming, unseen
+from .._libraries.torch import TORCH, check_tensor, dtype_of, is_transforming, unseen
 from .._operations import Call
 from .._plan import check_call
 from .._randomness.generator import WORD_64, Generator
@@ -132,7 +132,7 @@ def _check_without_values(
     for name, x in tensors.items():
         check_tensor(name, x)
         counts_as[name] = counted_as(name, str(x.dtype).removeprefix("torch."))
-    dtype = promoted([counts_as[name] for name in counted(tensors)]) if call.dtype is None else call.dtype
+    dtype = promoted([counts_as[name] for name in TORCH.counted(tensors)]) if call.dtype is None else call.dtype
     batch, out = batch_of(call.seed), call.out
     dims = common_shape({name: tuple(x.shape) for name, x in tensors.items()}, batch)
     check_devices(tensors if out is None else {**tensors, "out": out})
@@ -224,17 +224,6 @@ def is_batched() -> bool:
     """Whether a vmap is active, even if no tensor of the call is batched."""
     layers = _functorch.get_interpreter_stack() or ()
     return any(layer.key() == _functorch.TransformType.Vmap for layer in layers)
-
-
-def joined(x: Any, size: int, batch: int, is_outer: bool, is_inner: bool) -> Any:
-    """A tensor with one axis for the batches of two nested vmaps; as it is if it has neither axis."""
-    if x is None or not (is_outer or is_inner):
-        return x
-    if not is_outer:
-        x = x[None].expand(size, *x.shape)
-    elif not is_inner:
-        x = x[:, None].expand(size, batch, *x.shape[1:])
-    return x.flatten(0, 1)
 
 
 # --- Operators ------------------------------------------------------------------------------------
