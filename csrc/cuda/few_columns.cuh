@@ -59,7 +59,7 @@ MULTISAMPLE_FUNCTION Out* kept_noise(const Launch& call, u64 first_row) {
 // The rows of one lane in one pass: rows lane, lane + 32, ... of its warp's rows.
 template <class Out, bool antithetic>
 struct LaneRows {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using Group = Elements<Out, antithetic>;
   static constexpr u32 kOwnRows = multisample::kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwnRows;
   static constexpr u32 kPerNormal = Group::kCount / 4;
@@ -174,7 +174,7 @@ struct LaneRows {
 template <class Out, bool fast, u32 n, bool is_direct, u32 run>
 MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 count,
                                           Out* stage) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
   constexpr bool kStaged = !is_direct && run * n != kOwn;
   struct alignas(kOwn * sizeof(Out)) Piece {
@@ -307,7 +307,7 @@ MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geom
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
   struct alignas(kStore) Stage {
     Out x[kOfWarp * kMostFewColumns];

@@ -257,8 +257,8 @@ MULTISAMPLE_FUNCTION void add_contributions(Contribution<Real> (&more)[groups][r
 
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometry& geometry,
-                                       const Keys<typename Computing<G>::Type>& keys) {
-  using Real = typename Computing<G>::Type;
+                                       const Keys<Computing<G>>& keys) {
+  using Real = Computing<G>;
   using Reader = Reader<G, antithetic, rows, only_at_once>;
   using Noise = Noise<Real, shared_noise, fast>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
@@ -347,12 +347,12 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, only_at_once>) gradient_kernel(
     const __grid_constant__ Launch call, const __grid_constant__ GradientGeometry geometry,
-    const __grid_constant__ Keys<typename Computing<G>::Type> keys) {
+    const __grid_constant__ Keys<Computing<G>> keys) {
   if constexpr (origin_in_memory) {
     GradientGeometry resolved = geometry;
     const Launch values = with_values(call);
     resolved.skip = static_cast<u32>(values.first_column % (antithetic ? kAntitheticWidth : kWidth));
-    const Keys<typename Computing<G>::Type> own_keys(values.seed);
+    const Keys<Computing<G>> own_keys(values.seed);
     sum_gradient<G, shared_noise, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
   } else {
     sum_gradient<G, shared_noise, antithetic, fast, rows, only_at_once>(call, geometry, keys);

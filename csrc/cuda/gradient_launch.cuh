@@ -9,7 +9,7 @@ namespace multisample {
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once,
           bool origin_in_memory = false>
 cudaError_t launch_gradient_kernel(const Launch& call, const GradientGeometry& g) {
-  const Keys<typename Computing<G>::Type> keys(call.seed);
+  const Keys<Computing<G>> keys(call.seed);
   return launch_kernel(gradient_kernel<G, shared_noise, antithetic, fast, rows, only_at_once, origin_in_memory>,
                        g.blocks, g.threads, call.stream, call, g, keys);
 }
@@ -45,7 +45,7 @@ cudaError_t launch_gradient(const Launch& batch) {
     const cudaError_t error = call.shared_noise ? launch_gradient_rows<G, true, antithetic, fast>(call, g)
                                                 : launch_gradient_rows<G, false, antithetic, fast>(call, g);
     if (error != cudaSuccess || g.segments == 1) return error;
-    return add_segments<typename Computing<G>::Type>(call, g);
+    return add_segments<Computing<G>>(call, g);
   });
 }
 

@@ -56,9 +56,9 @@ MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[cou
 }
 
 template <class Out>
-MULTISAMPLE_FUNCTION typename Computing<Out>::Type element(const Vector& vector, u64 k) {
+MULTISAMPLE_FUNCTION Computing<Out> element(const Vector& vector, u64 k) {
   const u64 one[] = {k};
-  typename Computing<Out>::Type x[1];
+  Computing<Out> x[1];
   load_elements<Out>(vector, one, x);
   return x[0];
 }

@@ -119,12 +119,12 @@ template <class Real>
 MULTISAMPLE_FUNCTION void put_moment(void* to, u64 row, double x, u32 result_type) {
   const Real number = rounded<Real>(x);
   switch (result_type) {
-#define MULTISAMPLE_ROW(name, type, size, numpy, torch)                                            \
-  case k##name:                                                                                    \
-    if constexpr (size < sizeof(Real) && sizeof(typename Computing<type>::Type) == sizeof(Real)) { \
-      static_cast<type*>(to)[row] = narrow<type>(number);                                          \
-      return;                                                                                      \
-    }                                                                                              \
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch)                             \
+  case k##name:                                                                     \
+    if constexpr (size < sizeof(Real) && sizeof(Computing<type>) == sizeof(Real)) { \
+      static_cast<type*>(to)[row] = narrow<type>(number);                           \
+      return;                                                                       \
+    }                                                                               \
     break;
     MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW)
 #undef MULTISAMPLE_ROW

@@ -60,17 +60,7 @@ enum KeyOrigin : u32 {
 
 // The spans of kernels of a kind.
 template <class Entry, KeyOrigin origin>
-struct EntryOf {
-  using Type = Entry;
-};
-template <class Entry>
-struct EntryOf<Entry, kOfBatch> {
-  using Type = Wide<Entry>;
-};
-template <class Entry>
-struct EntryOf<Entry, kOfRows> {
-  using Type = Wide<Entry>;
-};
+using EntryOf = typename Choice<origin >= kOfBatch, Wide<Entry>, Entry>::Type;
 
 // CUDA's limit for the parameters of a kernel, and the size of those besides the spans, in bytes.
 constexpr u32 kMostParameters = 4096, kOtherParameters = sizeof(Launch) + 160;

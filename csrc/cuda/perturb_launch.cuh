@@ -20,8 +20,8 @@ void move_to(SpanList<Wide<Entry>>& list, u64 b) {
 
 template <class Out, bool fast, bool one_member, class Kind, KeyOrigin origin>
 cudaError_t launch_span_lists(const Launch& call, u32 turns, cudaError_t error) {
-  using Entry = typename EntryOf<Kind, origin>::Type;
-  const Keys<typename Computing<Out>::Type> keys(call.seed);
+  using Entry = EntryOf<Kind, origin>;
+  const Keys<Computing<Out>> keys(call.seed);
   return for_span_lists<Entry>(call, turns, error, [&](const SpanList<Entry>& list) {
     u64 b = 0;
     return for_batch(call, kMostBatch, [&](const Launch& part) {

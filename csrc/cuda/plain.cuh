@@ -25,7 +25,7 @@ MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u64 (&rows)[cou
 // block has one row. All threads of the block then have the same row. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool one_row, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   constexpr u32 width = Elements<Out, antithetic>::kCount;
   const u32 band = quotient(blockIdx.x, geometry), tile = blockIdx.x - band * geometry.blocks_per_band;
   const u32 row_of_pass = one_row ? 0 : threadIdx.x * geometry.one_by_groups >> 20;
@@ -106,7 +106,7 @@ MULTISAMPLE_FUNCTION void draw_plain(const SampleCall& call, const Geometry& geo
 // geometry.turns is the number of groups. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using Group = Elements<Out, antithetic>;
   constexpr u32 width = Group::kCount, own_rows = kOwnRows<sizeof(Out)>;
   struct alignas(own_rows * sizeof(Out)) Piece {

@@ -51,7 +51,7 @@ MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char
 // The group of columns that one thread draws, in its rows.
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
 class ThreadGroup {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
   // Whether a group is larger than a quad, or of float64, whose quad is two stores. PutPaired then needs fewer stores
@@ -241,7 +241,7 @@ class Dimensions {
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
 MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using ThreadGroup = ThreadGroup<Out, shared_noise, antithetic, fast, store_kind>;
   __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ alignas(kStore) Out stages[ThreadGroup::kStages];

@@ -27,7 +27,7 @@ MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
 // The dimensions of one thread.
 template <class Out, u32 own_rows>
 struct ThreadDimensions {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   Real mu[own_rows], sigma[own_rows];
   RowPart words[own_rows];
 
@@ -106,7 +106,7 @@ struct Band {
 // The pieces of one thread, one per column of a group, from its own dimensions and from those of the previous lane.
 template <class Out, bool antithetic>
 struct Pieces {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   static constexpr u32 kOwnRows = multisample::kOwnRows<sizeof(Out)>;
   static constexpr u32 kColumns = Elements<Out, antithetic>::kCount, kPerNormal = kColumns / 4;
   static constexpr u32 kAll = kAllOf<kColumns * kOwnRows>;
@@ -210,7 +210,7 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   using Made = Pieces<Out, antithetic>;
   constexpr u32 width = Made::kColumns, own_rows = Made::kOwnRows;
@@ -279,7 +279,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   constexpr u32 width = Group::kCount, own_rows = kStagedOwnRows<sizeof(Out), antithetic>;

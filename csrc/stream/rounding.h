@@ -31,15 +31,19 @@ MULTISAMPLE_FUNCTION float widen(float16 x) {
 #endif
 }
 
+// One of two types: NVRTC has no std::conditional.
+template <bool first, class First, class Second>
+struct Choice {
+  using Type = First;
+};
+template <class First, class Second>
+struct Choice<false, First, Second> {
+  using Type = Second;
+};
+
 // The computing type for elements of type Out.
 template <class Out>
-struct Computing {
-  using Type = float;
-};
-template <>
-struct Computing<double> {
-  using Type = double;
-};
+using Computing = typename Choice<sizeof(Out) == 8, double, float>::Type;
 
 // Rounds to the computing type.
 template <class Real, class From>

@@ -59,10 +59,6 @@ struct Counted {
 };
 
 template <>
-struct Computing<Counted<double>> {
-  using Type = double;
-};
-template <>
 inline Counted<float16> narrow(float x) {
   return narrow<float16>(x);
 }
@@ -79,8 +75,8 @@ inline Counted<double> narrow(double x) {
   return x;
 }
 template <class T>
-typename Computing<Counted<T>>::Type widen(Counted<T> x) {
-  return converted<typename Computing<Counted<T>>::Type>(x.value);
+Computing<T> widen(Counted<T> x) {
+  return converted<Computing<T>>(x.value);
 }
 template <class T>
 Counted<T> shuffle_up(Counted<T> x) {
@@ -138,7 +134,7 @@ int main() {
     call.matrix = out.at(call.matrix);
     place(call, origins[0]);
     const Memory scratch(scratch_bytes(call));
-    convert<Computing<Element>::Type>(call, scratch);
+    convert<Computing<Element>>(call, scratch);
     if ((call.origin_in_memory != 0) != kOriginInMemory || call.shared_noise != kShared ||
         element_size(call.type) != sizeof(Element)) {
       cuda_shim::fail("a launch for another program");
