@@ -291,21 +291,17 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& group
 
 // The span of matrix b of a batch.
 template <class Entry>
-MULTISAMPLE_FUNCTION const Entry& span_of_batch(const Entry& span, u32) {
+MULTISAMPLE_HOST_FUNCTION const Entry& span_of_batch(const Entry& span, u32) {
   return span;
 }
 template <class Entry>
-MULTISAMPLE_FUNCTION Entry span_of_batch(const Wide<Entry>& span, u32 b) {
+MULTISAMPLE_HOST_FUNCTION Entry span_of_batch(const Wide<Entry>& span, u32 b) {
   Entry own = span;
   own.source += b * span.source_step;
   own.target += b * span.target_step;
   return own;
 }
 
-template <class Real, class Entry>
-MULTISAMPLE_FUNCTION Real factor_of(const Launch&, const Entry&) {
-  return 1;
-}
 template <class Real, class Entry>
 MULTISAMPLE_FUNCTION Real factor_of(const Launch& call, const Wide<Entry>& span) {
   if (call.sigma_type == kNumber) return static_cast<Real>(span.factor.number);
@@ -321,7 +317,8 @@ MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<EntryOf<Kin
   constexpr u32 kOwn = own_groups(sizeof(Out), one_member), kTurn = kOwn * kPerturbThreads;
   const auto& entry = span_of_block(list);
   const auto& span = span_of_batch<Kind>(entry, origin == kOfBatch ? blockIdx.y : 0);
-  const Real factor = factor_of<Real>(call, entry);
+  Real factor = 1;
+  if constexpr (origin >= kOfBatch) factor = factor_of<Real>(call, entry);
   const u64 id = static_cast<u64>(span.id) << 32;
   const u64 offset = origin == kOfRows ? id : value_of(call.offset, call.offset_at) + id;
   const auto member_of = [&](u64 r) -> OfMember {
