@@ -35,9 +35,7 @@ struct SimpleVector {
   // Loads runs of `run` adjacent elements from element k on. Runs begin 32 * run elements apart.
   template <u32 run, u32 count>
   MULTISAMPLE_FUNCTION void load(u32 k, Real (&x)[count]) const {
-    struct alignas(run * sizeof(Real)) Piece {
-      Real x[run];
-    };
+    using Piece = multisample::Piece<Real, run>;
 #pragma unroll
     for (u32 s = 0; s < count; s += run) {
       Piece piece;
@@ -119,9 +117,7 @@ struct LaneRows {
 
   // Copies the warp's rows from shared memory to `out`. All lanes of the warp take part.
   MULTISAMPLE_FUNCTION void copy(Out* out) const {
-    struct alignas(kOwnRows * sizeof(Out)) Piece {
-      Out x[kOwnRows];
-    };
+    using Piece = multisample::Piece<Out, kOwnRows>;
     __syncwarp();
     if (left >= kOfWarp && reinterpret_cast<u64>(out) % sizeof(Piece) == 0) {
       const Piece* const from = reinterpret_cast<const Piece*>(stage) + lane;
@@ -151,9 +147,7 @@ struct LaneRows {
     if constexpr (at_once * sizeof(Out) > kStore) {
       put_rows<count, at_once / 2>(begin, group);
     } else if constexpr (count % at_once == 0) {
-      struct alignas(at_once * sizeof(Out)) Piece {
-        Out x[at_once];
-      };
+      using Piece = multisample::Piece<Out, at_once>;
 #pragma unroll
       for (u32 s = 0; s < kOwnRows; ++s) {
         Out* const row = stage + (32 * s + lane) * columns + begin;
@@ -177,12 +171,8 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& ge
   using Real = Computing<Out>;
   constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
   constexpr bool kStaged = !is_direct && run * n != kOwn;
-  struct alignas(kOwn * sizeof(Out)) Piece {
-    Out x[kOwn];
-  };
-  struct alignas(run * sizeof(Out)) Rows {
-    Out x[run];
-  };
+  using Piece = multisample::Piece<Out, kOwn>;
+  using Rows = multisample::Piece<Out, run>;
   const Keys<Real> keys(call.seed);
   const u64 offset = value_of(call.offset, call.offset_at);
   const auto noise = Noise<Real, false, fast>::of(static_cast<u32>(call.first_column / kWidth), offset, keys);

@@ -109,9 +109,7 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   using Real = Computing<Out>;
   using Group = Elements<Out, antithetic>;
   constexpr u32 width = Group::kCount, own_rows = kOwnRows<sizeof(Out)>;
-  struct alignas(own_rows * sizeof(Out)) Piece {
-    Out x[own_rows];
-  };
+  using Piece = multisample::Piece<Out, own_rows>;
   const u32 thread = blockIdx.x * kPlainTransposedThreads + threadIdx.x;
   const u32 turn = quotient(thread, geometry), first_row = (thread - turn * geometry.pieces) * own_rows;
   const u32 all_turns = turns < kManyTurns ? turns : geometry.turns;
