@@ -21,7 +21,7 @@ struct alignas(16) Raw {
 };
 
 template <class G, u32 count>
-struct alignas(2 * count) RawPairs {
+struct alignas(2 * count) Raw<G, count, true> {
   u32 x[count / 2];
 
   MULTISAMPLE_FUNCTION float operator[](u32 k) const { return widen(G{static_cast<u16>(x[k / 2] >> 16 * (k % 2))}); }
@@ -30,8 +30,6 @@ struct alignas(2 * count) RawPairs {
     x[k / 2] = k % 2 == 0 ? bits : x[k / 2] | bits << 16;
   }
 };
-template <class G, u32 count>
-struct Raw<G, count, true> : RawPairs<G, count> {};
 
 // A contribution to the two sums of a row.
 template <class Real>

@@ -64,21 +64,18 @@ MULTISAMPLE_FUNCTION Computing<Out> element(const Vector& vector, u64 k) {
 }
 
 template <class Real>
-struct Keys;
-
-template <>
-struct Keys<float> {
+struct Keys {
   RoundKeys keys;
 
   MULTISAMPLE_HOST_FUNCTION explicit Keys(u64 seed) : keys(round_keys(seed, kKey1)) {}
 };
 
 template <>
-struct Keys<double> {
-  RoundKeys keys, fine_keys;
+struct Keys<double> : Keys<float> {
+  RoundKeys fine_keys;
 
   MULTISAMPLE_HOST_FUNCTION explicit Keys(u64 seed)
-      : keys(round_keys(seed, kKey1)), fine_keys(round_keys(seed, kKey1 ^ kFloat64Key)) {}
+      : Keys<float>(seed), fine_keys(round_keys(seed, kKey1 ^ kFloat64Key)) {}
 };
 
 // The part of a group's noise that depends on its columns alone.

@@ -46,50 +46,33 @@ MULTISAMPLE_FUNCTION double fraction_of(double x) { return scaled(x, -exponent_o
 // Biased exponents of weights. Weights need no scaling if the exponent of the largest weight is in [kLeast, kMost]:
 // sums cannot overflow, and products of smaller weights lose less to underflow than the sum loses to rounding.
 template <class Real>
-struct WeightRange;
-
-template <>
-struct WeightRange<float> {
-  static constexpr u32 kShift = 24, kBias = 127, kLeast = kBias - 110, kMost = kBias + 99;
-};
-template <>
-struct WeightRange<double> {
-  static constexpr u32 kShift = 53, kBias = 1023, kLeast = kBias - 400, kMost = kBias + 399;
+struct WeightRange {
+  static constexpr bool kWide = sizeof(Real) == 8;
+  static constexpr u32 kShift = kWide ? 53 : 24, kBias = kWide ? 1023 : 127;
+  static constexpr u32 kLeast = kBias - (kWide ? 400 : 110), kMost = kBias + (kWide ? 399 : 99);
 };
 
-// The weights of a group's four normals, in the first and in the second moment. With antithetic noise these differ: two
-// columns have the same normal, with opposite signs.
+// The weights of a group's four normals, in the first moment and, where they differ, in the second moment. They differ
+// with antithetic noise: two columns have the same normal, with opposite signs.
 template <class Real, bool antithetic>
-struct GroupWeights;
+struct alignas(16) GroupWeights {
+  Real w[1 + antithetic][kWidth];
 
-template <class Real>
-struct alignas(16) GroupWeights<Real, false> {
-  Real w[kWidth];
-
-  MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[kWidth]) { return {{w[0], w[1], w[2], w[3]}}; }
-  MULTISAMPLE_FUNCTION Real first(u32 k) const { return w[k]; }
-  MULTISAMPLE_FUNCTION Real second(u32 k) const { return w[k]; }
-  MULTISAMPLE_FUNCTION void scale(i32 e) {
-#pragma unroll
-    for (u32 k = 0; k < kWidth; ++k) w[k] = scaled(w[k], e);
+  MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[antithetic ? kAntitheticWidth : kWidth]) {
+    if constexpr (antithetic) {
+      return {{{sub_rn(w[0], w[1]), sub_rn(w[2], w[3]), sub_rn(w[4], w[5]), sub_rn(w[6], w[7])},
+               {add_rn(w[0], w[1]), add_rn(w[2], w[3]), add_rn(w[4], w[5]), add_rn(w[6], w[7])}}};
+    } else {
+      return {{{w[0], w[1], w[2], w[3]}}};
+    }
   }
-};
-
-template <class Real>
-struct alignas(16) GroupWeights<Real, true> {
-  Real differences[kWidth], sums[kWidth];
-
-  MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[kAntitheticWidth]) {
-    return {{sub_rn(w[0], w[1]), sub_rn(w[2], w[3]), sub_rn(w[4], w[5]), sub_rn(w[6], w[7])},
-            {add_rn(w[0], w[1]), add_rn(w[2], w[3]), add_rn(w[4], w[5]), add_rn(w[6], w[7])}};
-  }
-  MULTISAMPLE_FUNCTION Real first(u32 k) const { return differences[k]; }
-  MULTISAMPLE_FUNCTION Real second(u32 k) const { return sums[k]; }
+  MULTISAMPLE_FUNCTION Real first(u32 k) const { return w[0][k]; }
+  MULTISAMPLE_FUNCTION Real second(u32 k) const { return w[antithetic][k]; }
   MULTISAMPLE_FUNCTION void scale(i32 e) {
 #pragma unroll
     for (u32 k = 0; k < kWidth; ++k) {
-      differences[k] = scaled(differences[k], e);
-      sums[k] = scaled(sums[k], e);
+#pragma unroll
+      for (auto& of_moment : w) of_moment[k] = scaled(of_moment[k], e);
     }
   }
 };
