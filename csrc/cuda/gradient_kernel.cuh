@@ -158,7 +158,7 @@ MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const 
     double total = rounded<double>(sums[0]);
 #pragma unroll
     for (u32 further = step; further < 32; further *= 2) {
-      if (further < lanes) total += shuffle_xor(total, further);
+      if (further < lanes) total += __shfl_xor_sync(~0u, total, further);
     }
     put(0, total);
   } else if (step == lanes) {
@@ -171,7 +171,7 @@ MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const 
 #pragma unroll
     for (u32 k = 0; k < half; ++k) {
       const Real passed_on = upper ? sums[k] : sums[k + half];
-      kept[k] = add_rn(upper ? sums[k + half] : sums[k], shuffle_xor(passed_on, step));
+      kept[k] = add_rn(upper ? sums[k + half] : sums[k], __shfl_xor_sync(~0u, passed_on, step));
     }
     add_lanes<2 * step>(kept, lanes, put);
   }

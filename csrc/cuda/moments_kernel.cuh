@@ -173,7 +173,7 @@ struct MomentList {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (u32 step = 1; step < 32; step *= 2) {
-      x = larger(x, from_lane(x, lane ^ step));
+      x = larger(x, __shfl_sync(~0u, x, lane ^ step));
     }
     __syncthreads();
     if (lane == 0) counts[threadIdx.x / 32] = x;
@@ -220,7 +220,7 @@ struct MomentList {
     u32 before = counts_here;
 #pragma unroll
     for (u32 step = 1; step < 32; step *= 2) {
-      const u32 other = from_lane(before, lane < step ? lane : lane - step);
+      const u32 other = __shfl_sync(~0u, before, lane < step ? lane : lane - step);
       if (lane >= step) before += other;
     }
     if (lane == 31) counts[warp] = before;

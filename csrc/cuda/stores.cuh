@@ -54,7 +54,7 @@ MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
     Piece of_even, of_odd;
 #pragma unroll
     for (u32 e = 0; e < kPiece; ++e) {
-      const Out sent = odd ? x[k * kPiece + e] : x[(k + 1) * kPiece + e], received = from_lane(sent, lane ^ 1);
+      const Out sent = odd ? x[k * kPiece + e] : x[(k + 1) * kPiece + e], received = __shfl_sync(~0u, sent, lane ^ 1);
       of_even.x[e] = odd ? received : x[k * kPiece + e];
       of_odd.x[e] = odd ? x[(k + 1) * kPiece + e] : received;
     }

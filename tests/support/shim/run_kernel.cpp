@@ -82,10 +82,6 @@ template <class T>
 Counted<T> shuffle_up(Counted<T> x) {
   return shuffle_up(x.value);
 }
-template <class T>
-Counted<T> from_lane(Counted<T> x, u32 lane) {
-  return from_lane(x.value, lane);
-}
 
 }  // namespace multisample
 
