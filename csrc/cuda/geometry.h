@@ -10,15 +10,7 @@
 // Transposed stores, where dimensions are contiguous: a block draws a tile of dimensions in a band of groups. A thread
 // keeps a few dimensions and goes along the band.
 //
-// kFewColumns: a block draws a band of dimensions, and a thread all columns of a few of these dimensions.
-//
-// kPlain: a block draws some groups of some rows. A thread draws one group of up to eight rows.
-//
-// kPlainTransposed: a thread draws the dimensions of one piece, in up to eight groups.
-//
-// kSmallMatrices: a block draws several matrices. A thread draws one group of some rows.
-//
-// kFewRows: a block draws adjacent groups of one row, and a thread draws every kPlainThreads-th group.
+// The files of the other kernels describe their cuts.
 #pragma once
 
 #include "cuda/kernel_choice.h"

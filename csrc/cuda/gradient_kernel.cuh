@@ -222,20 +222,6 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
-// Stores the row parts of the words in shared memory: slot s stores those of sweep s.
-template <u32 rows, class Real>
-MULTISAMPLE_FUNCTION void put_row_words(volatile u64 (&row_words)[rows][kGradientThreads], u32 tile, u32 slot,
-                                        u32 height, const Part& part, u64 offset, const Keys<Real>& keys,
-                                        const Launch& call, const GradientGeometry& geometry) {
-#pragma unroll
-  for (u32 r = 0; r < rows; ++r) {
-    const u32 row = slot * height + r * geometry.tiles + tile;
-    const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
-    const RowPart words = row_part(i, low(offset), keys.keys);
-    row_words[r][slot * geometry.tiles + tile] = static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
-  }
-}
-
 // Adds the contributions of some groups to the totals of mu, then of sigma. Overwrites `more`.
 template <u32 groups, u32 rows, class Real>
 MULTISAMPLE_FUNCTION void add_contributions(Contribution<Real> (&more)[groups][rows], Real (&totals)[2 * rows]) {
@@ -275,9 +261,16 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   if (slot >= geometry.slots) slot = geometry.slots - 1;
   tile = opaque(tile), slot = opaque(slot);
   const u32 height = rows * geometry.tiles;
-  // There are at most as many sweeps as slots.
-  if (slot < geometry.sweeps && !is_left_over)
-    put_row_words(row_words, tile, slot, height, part, offset, keys, call, geometry);
+  // Slot s stores the row parts of sweep s: there are at most as many sweeps as slots.
+  if (slot < geometry.sweeps && !is_left_over) {
+#pragma unroll
+    for (u32 r = 0; r < rows; ++r) {
+      const u32 row = slot * height + r * geometry.tiles + tile;
+      const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
+      const RowPart words = row_part(i, low(offset), keys.keys);
+      row_words[r][slot * geometry.tiles + tile] = u64{words.into_c2_of_round_2} << 32 | words.c3_of_round_2;
+    }
+  }
   __syncthreads();
   Share share(2 * rows, geometry.lanes);
   if (is_left_over) share.count = 0;

@@ -66,14 +66,6 @@ template <>
 inline Counted<bfloat16> narrow(float x) {
   return narrow<bfloat16>(x);
 }
-template <>
-inline Counted<float> narrow(float x) {
-  return x;
-}
-template <>
-inline Counted<double> narrow(double x) {
-  return x;
-}
 template <class T>
 Computing<T> widen(Counted<T> x) {
   return converted<Computing<T>>(x.value);
