@@ -1,4 +1,5 @@
-// The CPU's rounding to float16, which only tests need: the kernels for the CPU are compiled by Numba.
+// Rounding to float16 on the CPU, which only tests need: the kernels for the CPU are compiled by Numba. A NaN has the
+// bits that Numba's functions give.
 #pragma once
 
 #include "stream/rounding.h"
@@ -7,7 +8,8 @@ namespace multisample {
 
 template <>
 inline float16 narrow<float16>(float x) {
-  return {reinterpret_bits<u16>(static_cast<_Float16>(x))};
+  const u32 nan = (float_bits(x) >> 16 & 0x8000) | 0x7E00;
+  return {x == x ? reinterpret_bits<u16>(static_cast<_Float16>(x)) : static_cast<u16>(nan)};
 }
 
 }  // namespace multisample
