@@ -299,11 +299,8 @@ template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& geometry) {
   using Real = Computing<Out>;
   constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
-  struct alignas(kStore) Stage {
-    Out x[kOfWarp * kMostFewColumns];
-  };
-  __shared__ Stage stages[kFewThreads / 32];
-  Out* const stage = stages[threadIdx.x / 32].x;
+  __shared__ alignas(kStore) Out stages[kFewThreads / 32][kOfWarp * kMostFewColumns];
+  Out* const stage = stages[threadIdx.x / 32];
   const u64 first_row = static_cast<u64>(blockIdx.x) * geometry.band_rows, rows_left = call.rows - first_row;
   const u32 band_rows = rows_left < geometry.band_rows ? static_cast<u32>(rows_left) : geometry.band_rows;
   if constexpr (shared_noise || antithetic || sizeof(Out) == 8) {

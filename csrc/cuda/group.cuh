@@ -34,18 +34,19 @@ MULTISAMPLE_FUNCTION Real any_element(const Vector& vector, u64 k) {
 }
 
 // Loads elements `k` of a vector that kernels for matrices of type Out read. All loads are issued before the first is
-// used.
-template <class Out, class Real, u32 count>
+// used. `usual`: the vector is contiguous.
+template <class Out, bool usual = false, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
   const auto load_as = [&](auto type) {
+    using Type = typename decltype(type)::Type;
     const char* const data = static_cast<const char*>(vector.input.data);
 #pragma unroll
     for (u32 j = 0; j < count; ++j) {
       const char* const at = data + static_cast<i64>(k[j]) * vector.stride;
-      x[j] = converted<Real>(load<typename decltype(type)::Type>(at));
+      x[j] = converted<Real>(usual ? static_cast<const Type*>(vector.input.data)[k[j]] : load<Type>(at));
     }
   };
-  if (vector.type == kNumber) {
+  if (!usual && vector.type == kNumber) {
 #pragma unroll
     for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.input.number);
   } else if (sizeof(Out) < sizeof(Real) && vector.type != kFloat32) {
