@@ -52,7 +52,6 @@ constexpr u32 kChunk = kThreads + kShortRow;
 template <u32 size, bool antithetic>
 constexpr u32 kStagedOwnRows = kOwnRows<size> / (antithetic ? 2 : 1);
 
-// With row stores a block goes down a band of rows, with transposed stores along a band of groups.
 struct Geometry {
   // The fields of the plain kernels come first, adjacent in the constant cache: see `SampleCall`.
   u32 groups_per_pass;  // groups that a block draws at once

@@ -81,31 +81,24 @@ struct Keys<double> : Keys<float> {
 
 // The part of a group's noise that depends on its columns alone.
 template <class Real, bool shared_noise, bool fast>
-struct Noise;
+struct alignas(16) Noise {
+  ColumnPart columns[sizeof(Real) / 4];  // of both blocks of words in float64
 
-template <bool fast>
-struct alignas(16) Noise<float, false, fast> {
-  ColumnPart columns;
-
-  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<float>& k) {
-    return {column_part(group, low(offset), high(offset), k.keys)};
+  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<Real>& k) {
+    const auto part = [&](const RoundKeys& keys) { return column_part(group, low(offset), high(offset), keys); };
+    if constexpr (sizeof(Real) == 4) {
+      return {{part(k.keys)}};
+    } else {
+      return {{part(k.keys), part(k.fine_keys)}};
+    }
   }
-  MULTISAMPLE_FUNCTION Normals<float> in(const RowPart& row, const Keys<float>& k) const {
-    Words w = words(columns, row, k.keys);
-    return fast ? fast_normals(w) : normals(w);
-  }
-};
-
-template <bool fast>
-struct alignas(16) Noise<double, false, fast> {
-  ColumnPart columns, fine_columns;
-
-  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<double>& k) {
-    return {column_part(group, low(offset), high(offset), k.keys),
-            column_part(group, low(offset), high(offset), k.fine_keys)};
-  }
-  MULTISAMPLE_FUNCTION Normals<double> in(const RowPart& row, const Keys<double>& k) const {
-    return normals(words(columns, row, k.keys), words(fine_columns, row, k.fine_keys));
+  MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart& row, const Keys<Real>& k) const {
+    const Words w = words(columns[0], row, k.keys);
+    if constexpr (sizeof(Real) == 8) {
+      return normals(w, words(columns[1], row, k.fine_keys));
+    } else {
+      return fast ? fast_normals(w) : normals(w);
+    }
   }
 };
 
