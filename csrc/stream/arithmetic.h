@@ -29,8 +29,6 @@ using u64 = unsigned long long;
 
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(void*) == 8, "");
 
-MULTISAMPLE_HOST_FUNCTION double negated(double a) { return -a; }
-
 // nvcc compiles a function for the host and for the device, which this macro tells apart.
 #ifdef __CUDA_ARCH__
 
@@ -50,11 +48,17 @@ MULTISAMPLE_HOST_FUNCTION float add_rn(float a, float b) {
   asm("add.rn.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
   return x;
 }
+MULTISAMPLE_HOST_FUNCTION float sub_rn(float a, float b) {
+  float x;
+  asm("sub.rn.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
+  return x;
+}
 MULTISAMPLE_HOST_FUNCTION float negated(float a) {
   float x;
   asm("neg.f32 %0, %1;" : "=f"(x) : "f"(a));
   return x;
 }
+MULTISAMPLE_HOST_FUNCTION double negated(double a) { return -a; }
 MULTISAMPLE_HOST_FUNCTION float to_float(double a) {
   float x;
   asm("cvt.rn.f32.f64 %0, %1;" : "=f"(x) : "d"(a));
@@ -68,13 +72,19 @@ MULTISAMPLE_HOST_FUNCTION double to_double(float a) {
 MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 MULTISAMPLE_HOST_FUNCTION double mul_rn(double a, double b) { return __dmul_rn(a, b); }
 MULTISAMPLE_HOST_FUNCTION double add_rn(double a, double b) { return __dadd_rn(a, b); }
+MULTISAMPLE_HOST_FUNCTION double sub_rn(double a, double b) { return __dsub_rn(a, b); }
 MULTISAMPLE_HOST_FUNCTION double sqrt_rn(double x) { return __dsqrt_rn(x); }
+
+MULTISAMPLE_FUNCTION float rsqrt_approx(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Rounds correctly for the square of every radius that a word gives. It omits the slow path that sqrt.rn.f32 has for
 // subnormals.
 MULTISAMPLE_HOST_FUNCTION float sqrt_rn(float x) {
-  float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  float y = rsqrt_approx(x);
   float g = mul_rn(x, y);
   float h = mul_rn(y, 0.5f);
   return fma_rn(h, fma_rn(negated(g), g, x), g);
@@ -104,19 +114,17 @@ MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) { return _
 
 MULTISAMPLE_HOST_FUNCTION float mul_rn(float a, float b) { return a * b; }
 MULTISAMPLE_HOST_FUNCTION float add_rn(float a, float b) { return a + b; }
+MULTISAMPLE_HOST_FUNCTION float sub_rn(float a, float b) { return a - b; }
 MULTISAMPLE_HOST_FUNCTION float sqrt_rn(float x) { return __builtin_sqrtf(x); }
 MULTISAMPLE_HOST_FUNCTION float to_float(double a) { return static_cast<float>(a); }
 MULTISAMPLE_HOST_FUNCTION double to_double(float a) { return a; }
 MULTISAMPLE_HOST_FUNCTION float negated(float a) { return -a; }
+MULTISAMPLE_HOST_FUNCTION double negated(double a) { return -a; }
 MULTISAMPLE_HOST_FUNCTION double mul_rn(double a, double b) { return a * b; }
 MULTISAMPLE_HOST_FUNCTION double add_rn(double a, double b) { return a + b; }
+MULTISAMPLE_HOST_FUNCTION double sub_rn(double a, double b) { return a - b; }
 MULTISAMPLE_HOST_FUNCTION double sqrt_rn(double x) { return __builtin_sqrt(x); }
 
 #endif
-
-template <class Real>
-MULTISAMPLE_HOST_FUNCTION Real sub_rn(Real a, Real b) {
-  return add_rn(a, negated(b));
-}
 
 }  // namespace multisample
