@@ -35,9 +35,7 @@ struct SimpleVector {
   // Loads runs of `run` adjacent elements from element k on. Runs begin 32 * run elements apart.
   template <u32 run, u32 count>
   MULTISAMPLE_FUNCTION void load(u32 k, Real (&x)[count]) const {
-    struct alignas(run * sizeof(Real)) Piece {
-      Real x[run];
-    };
+    using Piece = multisample::Piece<Real, run>;
 #pragma unroll
     for (u32 s = 0; s < count; s += run) {
       Piece piece;
@@ -59,7 +57,7 @@ MULTISAMPLE_FUNCTION Out* kept_noise(const Launch& call, u64 first_row) {
 // The rows of one lane in one pass: rows lane, lane + 32, ... of its warp's rows.
 template <class Out, bool antithetic>
 struct LaneRows {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using Group = Elements<Out, antithetic>;
   static constexpr u32 kOwnRows = multisample::kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwnRows;
   static constexpr u32 kPerNormal = Group::kCount / 4;
@@ -119,9 +117,7 @@ struct LaneRows {
 
   // Copies the warp's rows from shared memory to `out`. All lanes of the warp take part.
   MULTISAMPLE_FUNCTION void copy(Out* out) const {
-    struct alignas(kOwnRows * sizeof(Out)) Piece {
-      Out x[kOwnRows];
-    };
+    using Piece = multisample::Piece<Out, kOwnRows>;
     __syncwarp();
     if (left >= kOfWarp && reinterpret_cast<u64>(out) % sizeof(Piece) == 0) {
       const Piece* const from = reinterpret_cast<const Piece*>(stage) + lane;
@@ -151,9 +147,7 @@ struct LaneRows {
     if constexpr (at_once * sizeof(Out) > kStore) {
       put_rows<count, at_once / 2>(begin, group);
     } else if constexpr (count % at_once == 0) {
-      struct alignas(at_once * sizeof(Out)) Piece {
-        Out x[at_once];
-      };
+      using Piece = multisample::Piece<Out, at_once>;
 #pragma unroll
       for (u32 s = 0; s < kOwnRows; ++s) {
         Out* const row = stage + (32 * s + lane) * columns + begin;
@@ -174,15 +168,11 @@ struct LaneRows {
 template <class Out, bool fast, u32 n, bool is_direct, u32 run>
 MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 count,
                                           Out* stage) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
   constexpr bool kStaged = !is_direct && run * n != kOwn;
-  struct alignas(kOwn * sizeof(Out)) Piece {
-    Out x[kOwn];
-  };
-  struct alignas(run * sizeof(Out)) Rows {
-    Out x[run];
-  };
+  using Piece = multisample::Piece<Out, kOwn>;
+  using Rows = multisample::Piece<Out, run>;
   const Keys<Real> keys(call.seed);
   const u64 offset = value_of(call.offset, call.offset_at);
   const auto noise = Noise<Real, false, fast>::of(static_cast<u32>(call.first_column / kWidth), offset, keys);
@@ -307,13 +297,10 @@ MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geom
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_few_columns(const Launch& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   constexpr u32 kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
-  struct alignas(kStore) Stage {
-    Out x[kOfWarp * kMostFewColumns];
-  };
-  __shared__ Stage stages[kFewThreads / 32];
-  Out* const stage = stages[threadIdx.x / 32].x;
+  __shared__ alignas(kStore) Out stages[kFewThreads / 32][kOfWarp * kMostFewColumns];
+  Out* const stage = stages[threadIdx.x / 32];
   const u64 first_row = static_cast<u64>(blockIdx.x) * geometry.band_rows, rows_left = call.rows - first_row;
   const u32 band_rows = rows_left < geometry.band_rows ? static_cast<u32>(rows_left) : geometry.band_rows;
   if constexpr (shared_noise || antithetic || sizeof(Out) == 8) {

@@ -11,7 +11,7 @@ namespace multisample {
 // A block draws adjacent groups of one row. A thread keeps mu, sigma and the row's part of the words.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_few_rows(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   constexpr u32 width = Elements<Out, antithetic>::kCount,
                 kAlignment = sizeof(Out) * width < kStore ? sizeof(Out) * width : kStore;
   const Keys<Real> keys(call.seed);

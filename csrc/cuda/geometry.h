@@ -10,15 +10,7 @@
 // Transposed stores, where dimensions are contiguous: a block draws a tile of dimensions in a band of groups. A thread
 // keeps a few dimensions and goes along the band.
 //
-// kFewColumns: a block draws a band of dimensions, and a thread all columns of a few of these dimensions.
-//
-// kPlain: a block draws some groups of some rows. A thread draws one group of up to eight rows.
-//
-// kPlainTransposed: a thread draws the dimensions of one piece, in up to eight groups.
-//
-// kSmallMatrices: a block draws several matrices. A thread draws one group of some rows.
-//
-// kFewRows: a block draws adjacent groups of one row, and a thread draws every kPlainThreads-th group.
+// The files of the other kernels describe their cuts.
 #pragma once
 
 #include "cuda/kernel_choice.h"
@@ -60,7 +52,6 @@ constexpr u32 kChunk = kThreads + kShortRow;
 template <u32 size, bool antithetic>
 constexpr u32 kStagedOwnRows = kOwnRows<size> / (antithetic ? 2 : 1);
 
-// With row stores a block goes down a band of rows, with transposed stores along a band of groups.
 struct Geometry {
   // The fields of the plain kernels come first, adjacent in the constant cache: see `SampleCall`.
   u32 groups_per_pass;  // groups that a block draws at once

@@ -21,7 +21,7 @@ struct alignas(16) Raw {
 };
 
 template <class G, u32 count>
-struct alignas(2 * count) RawPairs {
+struct alignas(2 * count) Raw<G, count, true> {
   u32 x[count / 2];
 
   MULTISAMPLE_FUNCTION float operator[](u32 k) const { return widen(G{static_cast<u16>(x[k / 2] >> 16 * (k % 2))}); }
@@ -30,8 +30,6 @@ struct alignas(2 * count) RawPairs {
     x[k / 2] = k % 2 == 0 ? bits : x[k / 2] | bits << 16;
   }
 };
-template <class G, u32 count>
-struct Raw<G, count, true> : RawPairs<G, count> {};
 
 // A contribution to the two sums of a row.
 template <class Real>
@@ -160,7 +158,7 @@ MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const 
     double total = rounded<double>(sums[0]);
 #pragma unroll
     for (u32 further = step; further < 32; further *= 2) {
-      if (further < lanes) total += shuffle_xor(total, further);
+      if (further < lanes) total += __shfl_xor_sync(~0u, total, further);
     }
     put(0, total);
   } else if (step == lanes) {
@@ -173,7 +171,7 @@ MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const 
 #pragma unroll
     for (u32 k = 0; k < half; ++k) {
       const Real passed_on = upper ? sums[k] : sums[k + half];
-      kept[k] = add_rn(upper ? sums[k + half] : sums[k], shuffle_xor(passed_on, step));
+      kept[k] = add_rn(upper ? sums[k + half] : sums[k], __shfl_xor_sync(~0u, passed_on, step));
     }
     add_lanes<2 * step>(kept, lanes, put);
   }
@@ -224,20 +222,6 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
-// Stores the row parts of the words in shared memory: slot s stores those of sweep s.
-template <u32 rows, class Real>
-MULTISAMPLE_FUNCTION void put_row_words(volatile u64 (&row_words)[rows][kGradientThreads], u32 tile, u32 slot,
-                                        u32 height, const Part& part, u64 offset, const Keys<Real>& keys,
-                                        const Launch& call, const GradientGeometry& geometry) {
-#pragma unroll
-  for (u32 r = 0; r < rows; ++r) {
-    const u32 row = slot * height + r * geometry.tiles + tile;
-    const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
-    const RowPart words = row_part(i, low(offset), keys.keys);
-    row_words[r][slot * geometry.tiles + tile] = static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
-  }
-}
-
 // Adds the contributions of some groups to the totals of mu, then of sigma. Overwrites `more`.
 template <u32 groups, u32 rows, class Real>
 MULTISAMPLE_FUNCTION void add_contributions(Contribution<Real> (&more)[groups][rows], Real (&totals)[2 * rows]) {
@@ -257,8 +241,8 @@ MULTISAMPLE_FUNCTION void add_contributions(Contribution<Real> (&more)[groups][r
 
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometry& geometry,
-                                       const Keys<typename Computing<G>::Type>& keys) {
-  using Real = typename Computing<G>::Type;
+                                       const Keys<Computing<G>>& keys) {
+  using Real = Computing<G>;
   using Reader = Reader<G, antithetic, rows, only_at_once>;
   using Noise = Noise<Real, shared_noise, fast>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
@@ -277,9 +261,16 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   if (slot >= geometry.slots) slot = geometry.slots - 1;
   tile = opaque(tile), slot = opaque(slot);
   const u32 height = rows * geometry.tiles;
-  // There are at most as many sweeps as slots.
-  if (slot < geometry.sweeps && !is_left_over)
-    put_row_words(row_words, tile, slot, height, part, offset, keys, call, geometry);
+  // Slot s stores the row parts of sweep s: there are at most as many sweeps as slots.
+  if (slot < geometry.sweeps && !is_left_over) {
+#pragma unroll
+    for (u32 r = 0; r < rows; ++r) {
+      const u32 row = slot * height + r * geometry.tiles + tile;
+      const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
+      const RowPart words = row_part(i, low(offset), keys.keys);
+      row_words[r][slot * geometry.tiles + tile] = u64{words.into_c2_of_round_2} << 32 | words.c3_of_round_2;
+    }
+  }
   __syncthreads();
   Share share(2 * rows, geometry.lanes);
   if (is_left_over) share.count = 0;
@@ -347,12 +338,12 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, only_at_once>) gradient_kernel(
     const __grid_constant__ Launch call, const __grid_constant__ GradientGeometry geometry,
-    const __grid_constant__ Keys<typename Computing<G>::Type> keys) {
+    const __grid_constant__ Keys<Computing<G>> keys) {
   if constexpr (origin_in_memory) {
     GradientGeometry resolved = geometry;
     const Launch values = with_values(call);
     resolved.skip = static_cast<u32>(values.first_column % (antithetic ? kAntitheticWidth : kWidth));
-    const Keys<typename Computing<G>::Type> own_keys(values.seed);
+    const Keys<Computing<G>> own_keys(values.seed);
     sum_gradient<G, shared_noise, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
   } else {
     sum_gradient<G, shared_noise, antithetic, fast, rows, only_at_once>(call, geometry, keys);

@@ -34,18 +34,19 @@ MULTISAMPLE_FUNCTION Real any_element(const Vector& vector, u64 k) {
 }
 
 // Loads elements `k` of a vector that kernels for matrices of type Out read. All loads are issued before the first is
-// used.
-template <class Out, class Real, u32 count>
+// used. `usual`: the vector is contiguous.
+template <class Out, bool usual = false, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
   const auto load_as = [&](auto type) {
+    using Type = typename decltype(type)::Type;
     const char* const data = static_cast<const char*>(vector.input.data);
 #pragma unroll
     for (u32 j = 0; j < count; ++j) {
       const char* const at = data + static_cast<i64>(k[j]) * vector.stride;
-      x[j] = converted<Real>(load<typename decltype(type)::Type>(at));
+      x[j] = converted<Real>(usual ? static_cast<const Type*>(vector.input.data)[k[j]] : load<Type>(at));
     }
   };
-  if (vector.type == kNumber) {
+  if (!usual && vector.type == kNumber) {
 #pragma unroll
     for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.input.number);
   } else if (sizeof(Out) < sizeof(Real) && vector.type != kFloat32) {
@@ -56,58 +57,48 @@ MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[cou
 }
 
 template <class Out>
-MULTISAMPLE_FUNCTION typename Computing<Out>::Type element(const Vector& vector, u64 k) {
+MULTISAMPLE_FUNCTION Computing<Out> element(const Vector& vector, u64 k) {
   const u64 one[] = {k};
-  typename Computing<Out>::Type x[1];
+  Computing<Out> x[1];
   load_elements<Out>(vector, one, x);
   return x[0];
 }
 
 template <class Real>
-struct Keys;
-
-template <>
-struct Keys<float> {
+struct Keys {
   RoundKeys keys;
 
   MULTISAMPLE_HOST_FUNCTION explicit Keys(u64 seed) : keys(round_keys(seed, kKey1)) {}
 };
 
 template <>
-struct Keys<double> {
-  RoundKeys keys, fine_keys;
+struct Keys<double> : Keys<float> {
+  RoundKeys fine_keys;
 
   MULTISAMPLE_HOST_FUNCTION explicit Keys(u64 seed)
-      : keys(round_keys(seed, kKey1)), fine_keys(round_keys(seed, kKey1 ^ kFloat64Key)) {}
+      : Keys<float>(seed), fine_keys(round_keys(seed, kKey1 ^ kFloat64Key)) {}
 };
 
 // The part of a group's noise that depends on its columns alone.
 template <class Real, bool shared_noise, bool fast>
-struct Noise;
+struct alignas(16) Noise {
+  ColumnPart columns[sizeof(Real) / 4];  // of both blocks of words in float64
 
-template <bool fast>
-struct alignas(16) Noise<float, false, fast> {
-  ColumnPart columns;
-
-  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<float>& k) {
-    return {column_part(group, low(offset), high(offset), k.keys)};
+  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<Real>& k) {
+    const auto part = [&](const RoundKeys& keys) { return column_part(group, low(offset), high(offset), keys); };
+    if constexpr (sizeof(Real) == 4) {
+      return {{part(k.keys)}};
+    } else {
+      return {{part(k.keys), part(k.fine_keys)}};
+    }
   }
-  MULTISAMPLE_FUNCTION Normals<float> in(const RowPart& row, const Keys<float>& k) const {
-    Words w = words(columns, row, k.keys);
-    return fast ? fast_normals(w) : normals(w);
-  }
-};
-
-template <bool fast>
-struct alignas(16) Noise<double, false, fast> {
-  ColumnPart columns, fine_columns;
-
-  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<double>& k) {
-    return {column_part(group, low(offset), high(offset), k.keys),
-            column_part(group, low(offset), high(offset), k.fine_keys)};
-  }
-  MULTISAMPLE_FUNCTION Normals<double> in(const RowPart& row, const Keys<double>& k) const {
-    return normals(words(columns, row, k.keys), words(fine_columns, row, k.fine_keys));
+  MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart& row, const Keys<Real>& k) const {
+    const Words w = words(columns[0], row, k.keys);
+    if constexpr (sizeof(Real) == 8) {
+      return normals(w, words(columns[1], row, k.fine_keys));
+    } else {
+      return fast ? fast_normals(w) : normals(w);
+    }
   }
 };
 

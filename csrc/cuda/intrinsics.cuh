@@ -29,16 +29,7 @@ MULTISAMPLE_HOST_FUNCTION constexpr int blocks_with_room(int blocks, int threads
   return blocks * threads <= kThreadsAtOnce ? blocks : kThreadsAtOnce / threads;
 }
 
-// `x` of lane `lane`. All lanes of the warp take part.
-MULTISAMPLE_FUNCTION float from_lane(float x, u32 lane) { return __shfl_sync(~0u, x, lane); }
-MULTISAMPLE_FUNCTION double from_lane(double x, u32 lane) { return __shfl_sync(~0u, x, lane); }
-MULTISAMPLE_FUNCTION u32 from_lane(u32 x, u32 lane) { return __shfl_sync(~0u, x, lane); }
-
-// `x` of the lane whose number differs by the bits of `mask`. All lanes of the warp take part.
-MULTISAMPLE_FUNCTION float shuffle_xor(float x, u32 mask) { return __shfl_xor_sync(~0u, x, mask); }
-MULTISAMPLE_FUNCTION double shuffle_xor(double x, u32 mask) { return __shfl_xor_sync(~0u, x, mask); }
-
-// `x` of the previous lane; lane 0 gets its own.
+// `x` of the previous lane; lane 0 gets its own. All lanes of the warp take part.
 MULTISAMPLE_FUNCTION float shuffle_up(float x) { return __shfl_up_sync(~0u, x, 1); }
 MULTISAMPLE_FUNCTION double shuffle_up(double x) { return __shfl_up_sync(~0u, x, 1); }
 template <class T>  // of 16 bits

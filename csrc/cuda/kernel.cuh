@@ -61,24 +61,13 @@ constexpr int kBlocksAtOnce =
 
 // What a kernel takes: see `SampleCall`.
 template <StoreKind store_kind>
-struct CallOf {
-  using Type = Launch;
-};
-template <>
-struct CallOf<kPlain> {
-  using Type = SampleCall;
-};
-template <>
-struct CallOf<kPlainTransposed> {
-  using Type = SampleCall;
-};
+using CallOf = typename Choice<store_kind == kPlain || store_kind == kPlainTransposed, SampleCall, Launch>::Type;
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory = false,
           bool batched = origin_in_memory, u32 turns = 0, bool usual = false>
 __global__ void __launch_bounds__(kMostThreads<shared_noise, store_kind>,
                                   (kBlocksAtOnce<Out, shared_noise, antithetic, store_kind>))
-sample_kernel(const __grid_constant__ typename CallOf<store_kind>::Type call,
-              const __grid_constant__ Geometry geometry) {
+sample_kernel(const __grid_constant__ CallOf<store_kind> call, const __grid_constant__ Geometry geometry) {
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
   // registers. Numbers read from memory are not uniform, so kernels that read them are separate instances. Kernels that
   // draw batches, a matrix for each index of the grid's y axis, are separate too, because they compute addresses.

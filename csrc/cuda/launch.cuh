@@ -24,10 +24,6 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 blocks, u32 thread
                                   static_cast<cudaStream_t>(stream)));
 }
 
-// Whether elements of this type have a fast transform.
-template <class Out>
-constexpr bool has_fast = sizeof(Out) < 8;
-
 // Maximum length of a grid's y axis.
 constexpr u32 kMostBatch = 65535;
 

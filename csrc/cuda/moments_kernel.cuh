@@ -46,50 +46,33 @@ MULTISAMPLE_FUNCTION double fraction_of(double x) { return scaled(x, -exponent_o
 // Biased exponents of weights. Weights need no scaling if the exponent of the largest weight is in [kLeast, kMost]:
 // sums cannot overflow, and products of smaller weights lose less to underflow than the sum loses to rounding.
 template <class Real>
-struct WeightRange;
-
-template <>
-struct WeightRange<float> {
-  static constexpr u32 kShift = 24, kBias = 127, kLeast = kBias - 110, kMost = kBias + 99;
-};
-template <>
-struct WeightRange<double> {
-  static constexpr u32 kShift = 53, kBias = 1023, kLeast = kBias - 400, kMost = kBias + 399;
+struct WeightRange {
+  static constexpr bool kWide = sizeof(Real) == 8;
+  static constexpr u32 kShift = kWide ? 53 : 24, kBias = kWide ? 1023 : 127;
+  static constexpr u32 kLeast = kBias - (kWide ? 400 : 110), kMost = kBias + (kWide ? 399 : 99);
 };
 
-// The weights of a group's four normals, in the first and in the second moment. With antithetic noise these differ: two
-// columns have the same normal, with opposite signs.
+// The weights of a group's four normals, in the first moment and, where they differ, in the second moment. They differ
+// with antithetic noise: two columns have the same normal, with opposite signs.
 template <class Real, bool antithetic>
-struct GroupWeights;
+struct alignas(16) GroupWeights {
+  Real w[1 + antithetic][kWidth];
 
-template <class Real>
-struct alignas(16) GroupWeights<Real, false> {
-  Real w[kWidth];
-
-  MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[kWidth]) { return {{w[0], w[1], w[2], w[3]}}; }
-  MULTISAMPLE_FUNCTION Real first(u32 k) const { return w[k]; }
-  MULTISAMPLE_FUNCTION Real second(u32 k) const { return w[k]; }
-  MULTISAMPLE_FUNCTION void scale(i32 e) {
-#pragma unroll
-    for (u32 k = 0; k < kWidth; ++k) w[k] = scaled(w[k], e);
+  MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[antithetic ? kAntitheticWidth : kWidth]) {
+    if constexpr (antithetic) {
+      return {{{sub_rn(w[0], w[1]), sub_rn(w[2], w[3]), sub_rn(w[4], w[5]), sub_rn(w[6], w[7])},
+               {add_rn(w[0], w[1]), add_rn(w[2], w[3]), add_rn(w[4], w[5]), add_rn(w[6], w[7])}}};
+    } else {
+      return {{{w[0], w[1], w[2], w[3]}}};
+    }
   }
-};
-
-template <class Real>
-struct alignas(16) GroupWeights<Real, true> {
-  Real differences[kWidth], sums[kWidth];
-
-  MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[kAntitheticWidth]) {
-    return {{sub_rn(w[0], w[1]), sub_rn(w[2], w[3]), sub_rn(w[4], w[5]), sub_rn(w[6], w[7])},
-            {add_rn(w[0], w[1]), add_rn(w[2], w[3]), add_rn(w[4], w[5]), add_rn(w[6], w[7])}};
-  }
-  MULTISAMPLE_FUNCTION Real first(u32 k) const { return differences[k]; }
-  MULTISAMPLE_FUNCTION Real second(u32 k) const { return sums[k]; }
+  MULTISAMPLE_FUNCTION Real first(u32 k) const { return w[0][k]; }
+  MULTISAMPLE_FUNCTION Real second(u32 k) const { return w[antithetic][k]; }
   MULTISAMPLE_FUNCTION void scale(i32 e) {
 #pragma unroll
     for (u32 k = 0; k < kWidth; ++k) {
-      differences[k] = scaled(differences[k], e);
-      sums[k] = scaled(sums[k], e);
+#pragma unroll
+      for (auto& of_moment : w) of_moment[k] = scaled(of_moment[k], e);
     }
   }
 };
@@ -119,12 +102,12 @@ template <class Real>
 MULTISAMPLE_FUNCTION void put_moment(void* to, u64 row, double x, u32 result_type) {
   const Real number = rounded<Real>(x);
   switch (result_type) {
-#define MULTISAMPLE_ROW(name, type, size, numpy, torch)                                            \
-  case k##name:                                                                                    \
-    if constexpr (size < sizeof(Real) && sizeof(typename Computing<type>::Type) == sizeof(Real)) { \
-      static_cast<type*>(to)[row] = narrow<type>(number);                                          \
-      return;                                                                                      \
-    }                                                                                              \
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch)                             \
+  case k##name:                                                                     \
+    if constexpr (size < sizeof(Real) && sizeof(Computing<type>) == sizeof(Real)) { \
+      static_cast<type*>(to)[row] = narrow<type>(number);                           \
+      return;                                                                       \
+    }                                                                               \
     break;
     MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW)
 #undef MULTISAMPLE_ROW
@@ -190,7 +173,7 @@ struct MomentList {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (u32 step = 1; step < 32; step *= 2) {
-      x = larger(x, from_lane(x, lane ^ step));
+      x = larger(x, __shfl_sync(~0u, x, lane ^ step));
     }
     __syncthreads();
     if (lane == 0) counts[threadIdx.x / 32] = x;
@@ -237,7 +220,7 @@ struct MomentList {
     u32 before = counts_here;
 #pragma unroll
     for (u32 step = 1; step < 32; step *= 2) {
-      const u32 other = from_lane(before, lane < step ? lane : lane - step);
+      const u32 other = __shfl_sync(~0u, before, lane < step ? lane : lane - step);
       if (lane >= step) before += other;
     }
     if (lane == 31) counts[warp] = before;

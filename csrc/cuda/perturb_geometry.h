@@ -60,17 +60,7 @@ enum KeyOrigin : u32 {
 
 // The spans of kernels of a kind.
 template <class Entry, KeyOrigin origin>
-struct EntryOf {
-  using Type = Entry;
-};
-template <class Entry>
-struct EntryOf<Entry, kOfBatch> {
-  using Type = Wide<Entry>;
-};
-template <class Entry>
-struct EntryOf<Entry, kOfRows> {
-  using Type = Wide<Entry>;
-};
+using EntryOf = typename Choice<origin >= kOfBatch, Wide<Entry>, Entry>::Type;
 
 // CUDA's limit for the parameters of a kernel, and the size of those besides the spans, in bytes.
 constexpr u32 kMostParameters = 4096, kOtherParameters = sizeof(Launch) + 160;
@@ -86,50 +76,33 @@ struct SpanList {
 };
 
 // Maximum groups of a row. Rows may begin at different places of a group.
-MULTISAMPLE_HOST_FUNCTION u64 groups_of_row(const Run& span) {
-  return static_cast<u64>(span.first % kWidth + span.width + kWidth - 1) / kWidth;
-}
 MULTISAMPLE_HOST_FUNCTION u64 groups_of_row(const StridedSpan& span) {
   const bool same = span.rows == 1 || span.jump % kWidth == 0;
   return static_cast<u64>((same ? span.first % kWidth : kWidth - 1) + span.width + kWidth - 1) / kWidth;
 }
-MULTISAMPLE_HOST_FUNCTION u64 groups_of(const Run& span) { return groups_of_row(span); }
+MULTISAMPLE_HOST_FUNCTION u64 groups_of(const Run& span) {
+  return static_cast<u64>(span.first % kWidth + span.width + kWidth - 1) / kWidth;
+}
 MULTISAMPLE_HOST_FUNCTION u64 groups_of(const StridedSpan& span) {
   return static_cast<u64>(span.rows) * groups_of_row(span);
 }
 
 #if !defined(__CUDACC_RTC__)
 
-// Converts a `Span` to a `Run` or a `StridedSpan`. Returns whether it is one.
-inline bool convert(const Span& span, i64 size, Run& run) {
+// Converts a span to a `Run` or a `StridedSpan`. Returns whether it is one.
+inline bool convert(const StridedSpan& span, i64 size, Run& run) {
   const i64 row = span.width * size;
   const bool adjacent = span.width == 1 || (span.source_stride == size && span.target_stride == size);
-  run = {static_cast<const char*>(span.source),
-         static_cast<char*>(span.target),
-         span.first,
-         span.rows * span.width,
-         static_cast<u32>(span.id),
-         0};
+  run = {span.source, span.target, span.first, span.rows * span.width, span.id, 0};
   return adjacent && (span.rows == 1 || (span.jump == span.width && span.source_row == row && span.target_row == row));
 }
-inline bool convert(const Span& span, i64 size, StridedSpan& strided) {
-  strided = {static_cast<const char*>(span.source),
-             static_cast<char*>(span.target),
-             span.first,
-             span.rows,
-             span.width,
-             span.jump,
-             span.source_row,
-             span.source_stride,
-             span.target_row,
-             span.target_stride,
-             static_cast<u32>(span.id),
-             0};
+inline bool convert(const StridedSpan& span, i64 size, StridedSpan& strided) {
+  strided = span;
   Run run;
   return !convert(span, size, run);
 }
 template <class Entry>
-bool convert(const Span& span, i64 size, Wide<Entry>& wide) {
+bool convert(const Wide<StridedSpan>& span, i64 size, Wide<Entry>& wide) {
   wide.source_step = span.source_step;
   wide.target_step = span.target_step;
   wide.factor = span.factor;
@@ -175,8 +148,10 @@ Error for_span_lists(const Launch& call, u32 turns, Error error, const Function&
   SpanList<Entry> list{};
   list.turns = turns;
   for (u64 k = 0; k < call.spans && error == Error{}; ++k) {
+    Wide<StridedSpan> span;
+    __builtin_memcpy(&span, static_cast<const Span*>(call.matrix) + k, sizeof span);
     Entry entry;
-    if (!convert(static_cast<const Span*>(call.matrix)[k], size, entry)) continue;
+    if (!convert(span, size, entry)) continue;
     if (list.count == SpanList<Entry>::kMost) {
       error = function(list);
       list.count = list.blocks = 0;

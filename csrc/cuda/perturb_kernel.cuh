@@ -214,11 +214,10 @@ MULTISAMPLE_FUNCTION void add(Real weight, const Normals<Real>& z, Real (&x)[kWi
 // prepares members.
 template <class Out, bool fast, bool one_member, KeyOrigin origin, u32 kOwn, class Entry, class Whole, class Prepare>
 MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& groups, Whole whole, bool works, i64 width,
-                                       typename Computing<Out>::Type factor,
-                                       const Member<typename Computing<Out>::Type, origin == kOfRows>* members,
-                                       u64 rows, u32& count, u64 offset,
-                                       const Keys<typename Computing<Out>::Type>& keys, const Prepare& prepare) {
-  using Real = typename Computing<Out>::Type;
+                                       Computing<Out> factor, const Member<Computing<Out>, origin == kOfRows>* members,
+                                       u64 rows, u32& count, u64 offset, const Keys<Computing<Out>>& keys,
+                                       const Prepare& prepare) {
+  using Real = Computing<Out>;
   Quad<Out> quads[kOwn];
 #pragma unroll
   for (u32 g = 0; g < kOwn; ++g) {
@@ -292,21 +291,17 @@ MULTISAMPLE_FUNCTION void perturb_turn(const TurnGroups<Out, kOwn, Entry>& group
 
 // The span of matrix b of a batch.
 template <class Entry>
-MULTISAMPLE_FUNCTION const Entry& span_of_batch(const Entry& span, u32) {
+MULTISAMPLE_HOST_FUNCTION const Entry& span_of_batch(const Entry& span, u32) {
   return span;
 }
 template <class Entry>
-MULTISAMPLE_FUNCTION Entry span_of_batch(const Wide<Entry>& span, u32 b) {
+MULTISAMPLE_HOST_FUNCTION Entry span_of_batch(const Wide<Entry>& span, u32 b) {
   Entry own = span;
   own.source += b * span.source_step;
   own.target += b * span.target_step;
   return own;
 }
 
-template <class Real, class Entry>
-MULTISAMPLE_FUNCTION Real factor_of(const Launch&, const Entry&) {
-  return 1;
-}
 template <class Real, class Entry>
 MULTISAMPLE_FUNCTION Real factor_of(const Launch& call, const Wide<Entry>& span) {
   if (call.sigma_type == kNumber) return static_cast<Real>(span.factor.number);
@@ -315,14 +310,15 @@ MULTISAMPLE_FUNCTION Real factor_of(const Launch& call, const Wide<Entry>& span)
 }
 
 template <class Out, bool fast, bool one_member, KeyOrigin origin, class Kind>
-MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<typename EntryOf<Kind, origin>::Type>& list,
-                                  const Keys<typename Computing<Out>::Type>& keys) {
-  using Real = typename Computing<Out>::Type;
+MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<EntryOf<Kind, origin>>& list,
+                                  const Keys<Computing<Out>>& keys) {
+  using Real = Computing<Out>;
   using OfMember = Member<Real, origin == kOfRows>;
   constexpr u32 kOwn = own_groups(sizeof(Out), one_member), kTurn = kOwn * kPerturbThreads;
   const auto& entry = span_of_block(list);
   const auto& span = span_of_batch<Kind>(entry, origin == kOfBatch ? blockIdx.y : 0);
-  const Real factor = factor_of<Real>(call, entry);
+  Real factor = 1;
+  if constexpr (origin >= kOfBatch) factor = factor_of<Real>(call, entry);
   const u64 id = static_cast<u64>(span.id) << 32;
   const u64 offset = origin == kOfRows ? id : value_of(call.offset, call.offset_at) + id;
   const auto member_of = [&](u64 r) -> OfMember {
@@ -390,13 +386,12 @@ constexpr int kPerturbBlocksAtOnce = one_member ? blocks_with_room(sizeof(Out) =
 // `Kind` is Run or StridedSpan.
 template <class Out, bool fast, bool one_member, class Kind, KeyOrigin origin>
 __global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Out, one_member, Kind, origin>))
-perturb_kernel(const __grid_constant__ Launch call,
-               const __grid_constant__ SpanList<typename EntryOf<Kind, origin>::Type> list,
-               const __grid_constant__ Keys<typename Computing<Out>::Type> keys) {
+perturb_kernel(const __grid_constant__ Launch call, const __grid_constant__ SpanList<EntryOf<Kind, origin>> list,
+               const __grid_constant__ Keys<Computing<Out>> keys) {
   // See sample_kernel: numbers passed by value are uniform to the compiler.
   if constexpr (origin == kInMemory || origin == kOfBatch) {
     const Launch values = with_values(origin == kOfBatch ? matrix_of_batch(call, blockIdx.y) : call);
-    const Keys<typename Computing<Out>::Type> own_keys(values.seed);
+    const Keys<Computing<Out>> own_keys(values.seed);
     perturb<Out, fast, one_member, origin, Kind>(values, list, own_keys);
   } else if constexpr (origin == kOfRows) {
     Launch values = call;

@@ -6,39 +6,27 @@
 
 namespace multisample {
 
-// Moves the addresses of a list to matrix b of a batch.
-template <class Entry>
-void move_to(SpanList<Entry>&, u64) {}
-template <class Entry>
-void move_to(SpanList<Wide<Entry>>& list, u64 b) {
-  for (u32 k = 0; k < list.count; ++k) {
-    Wide<Entry>& span = list.spans[k];
-    span.source = moved(span.source, static_cast<i64>(b) * span.source_step);
-    span.target = moved(span.target, static_cast<i64>(b) * span.target_step);
-  }
-}
-
-template <class Out, bool fast, bool one_member, class Kind, KeyOrigin origin>
-cudaError_t launch_span_lists(const Launch& call, u32 turns, cudaError_t error) {
-  using Entry = typename EntryOf<Kind, origin>::Type;
-  const Keys<typename Computing<Out>::Type> keys(call.seed);
-  return for_span_lists<Entry>(call, turns, error, [&](const SpanList<Entry>& list) {
-    u64 b = 0;
-    return for_batch(call, kMostBatch, [&](const Launch& part) {
-      SpanList<Entry> own = list;
-      move_to(own, b);
-      b += part.batch;
-      return launch_kernel(perturb_kernel<Out, fast, one_member, Kind, origin>, dim3(list.blocks, part.batch),
-                           kPerturbThreads, call.stream, part, own, keys);
-    });
-  });
-}
-
 template <class Out, bool fast, bool one_member, KeyOrigin origin>
 cudaError_t launch_all_spans(const Launch& call) {
   const u32 turns = perturb_turns(call);
-  const cudaError_t error = launch_span_lists<Out, fast, one_member, Run, origin>(call, turns, cudaSuccess);
-  return launch_span_lists<Out, fast, one_member, StridedSpan, origin>(call, turns, error);
+  const Keys<Computing<Out>> keys(call.seed);
+  const auto launch = [&](auto kind, cudaError_t earlier) {
+    using Kind = typename decltype(kind)::Type;
+    using Entry = EntryOf<Kind, origin>;
+    return for_span_lists<Entry>(call, turns, earlier, [&](const SpanList<Entry>& list) {
+      u32 b = 0;
+      return for_batch(call, kMostBatch, [&](const Launch& part) {
+        SpanList<Entry> own = list;
+        for (u32 k = 0; k < own.count; ++k) {
+          static_cast<Kind&>(own.spans[k]) = span_of_batch<Kind>(list.spans[k], b);
+        }
+        b += part.batch;
+        return launch_kernel(perturb_kernel<Out, fast, one_member, Kind, origin>, dim3(list.blocks, part.batch),
+                             kPerturbThreads, call.stream, part, own, keys);
+      });
+    });
+  };
+  return launch(TypeOf<StridedSpan>{}, launch(TypeOf<Run>{}, cudaSuccess));
 }
 
 // Launches on the current device, which must be the call's.

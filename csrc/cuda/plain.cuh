@@ -7,25 +7,11 @@
 
 namespace multisample {
 
-// Loads elements `rows` of mu or sigma. `usual`: the vector is contiguous.
-template <class Out, bool usual, class Real, u32 count>
-MULTISAMPLE_FUNCTION void load_usual(const Vector& vector, const u64 (&rows)[count], Real (&x)[count]) {
-  if (!usual) {
-    load_elements<Out>(vector, rows, x);
-  } else if (sizeof(Out) < sizeof(Real) && vector.type != kFloat32) {
-#pragma unroll
-    for (u32 k = 0; k < count; ++k) x[k] = converted<Real>(static_cast<const Out*>(vector.input.data)[rows[k]]);
-  } else {
-#pragma unroll
-    for (u32 k = 0; k < count; ++k) x[k] = static_cast<const Real*>(vector.input.data)[rows[k]];
-  }
-}
-
 // A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `one_row`: a pass of a
 // block has one row. All threads of the block then have the same row. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool one_row, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   constexpr u32 width = Elements<Out, antithetic>::kCount;
   const u32 band = quotient(blockIdx.x, geometry), tile = blockIdx.x - band * geometry.blocks_per_band;
   const u32 row_of_pass = one_row ? 0 : threadIdx.x * geometry.one_by_groups >> 20;
@@ -45,8 +31,8 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry
       const u32 row = first + k * apart;
       valid[k] = one_row || count == 1 || row < rows ? row : rows - 1;
     }
-    load_usual<Out, usual>(mu_of(call), valid, mu);
-    load_usual<Out, usual>(sigma_of(call), valid, sigma);
+    load_elements<Out, usual>(mu_of(call), valid, mu);
+    load_elements<Out, usual>(sigma_of(call), valid, sigma);
     const Keys<Real> keys(call.seed);
     const u64 offset = value_of(call.offset, call.offset_at);
     const auto noise =
@@ -106,12 +92,10 @@ MULTISAMPLE_FUNCTION void draw_plain(const SampleCall& call, const Geometry& geo
 // geometry.turns is the number of groups. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using Group = Elements<Out, antithetic>;
   constexpr u32 width = Group::kCount, own_rows = kOwnRows<sizeof(Out)>;
-  struct alignas(own_rows * sizeof(Out)) Piece {
-    Out x[own_rows];
-  };
+  using Piece = multisample::Piece<Out, own_rows>;
   const u32 thread = blockIdx.x * kPlainTransposedThreads + threadIdx.x;
   const u32 turn = quotient(thread, geometry), first_row = (thread - turn * geometry.pieces) * own_rows;
   const u32 all_turns = turns < kManyTurns ? turns : geometry.turns;
@@ -126,8 +110,8 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   u64 valid[own_rows];
 #pragma unroll
   for (u32 r = 0; r < own_rows; ++r) valid[r] = first_row + (r < count ? r : 0);
-  load_usual<Out, usual>(mu_of(call), valid, mu);
-  load_usual<Out, usual>(sigma_of(call), valid, sigma);
+  load_elements<Out, usual>(mu_of(call), valid, mu);
+  load_elements<Out, usual>(sigma_of(call), valid, sigma);
   RowPart words[own_rows];
 #pragma unroll
   for (u32 r = 0; r < own_rows; ++r) {

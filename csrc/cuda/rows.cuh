@@ -15,18 +15,6 @@ struct alignas(16) Dimension {
   Real mu, sigma;
 };
 
-// Draws `count` dimensions, whose rows are `stride` elements apart in the output.
-template <class Out, bool antithetic, class Real, class Noise, class Put>
-MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
-                                  const Noise& noise, const Keys<Real>& keys, const Put& put) {
-#pragma unroll(sizeof(Real) == 4 ? Put::kUnroll : 1)
-  for (u32 k = 0; k < count; ++k) {
-    const Dimension<Real> dimension = dimensions[k];
-    put(at, scaled<Out, antithetic>(dimension.mu, dimension.sigma, noise.in(dimension.words, keys)));
-    at += static_cast<i64>(stride) * static_cast<i64>(sizeof(Out));
-  }
-}
-
 // Draws the `rest` groups of kShifted, which do not fill a warp, in the rows of a chunk. A thread draws one group, in
 // every step-th row.
 template <class Out, bool shared_noise, bool antithetic, bool fast, class Real>
@@ -51,7 +39,7 @@ MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char
 // The group of columns that one thread draws, in its rows.
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
 class ThreadGroup {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
   // Whether a group is larger than a quad, or of float64, whose quad is two stores. PutPaired then needs fewer stores
@@ -140,10 +128,16 @@ class ThreadGroup {
   // Whether all columns of the group are inside the matrix.
   MULTISAMPLE_FUNCTION bool is_whole() const { return inside_.first == 0 && inside_.last == kCount; }
 
+  // Draws `count` dimensions, whose rows are `stride` elements apart in the output.
   template <class Put>
   MULTISAMPLE_FUNCTION void down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
                                  const Keys<Real>& keys, const Put& put) const {
-    go_down<Out, antithetic>(dimensions, count, at, stride, noise_, keys, put);
+#pragma unroll(sizeof(Real) == 4 ? Put::kUnroll : 1)
+    for (u32 k = 0; k < count; ++k) {
+      const Dimension<Real> dimension = dimensions[k];
+      put(at, scaled<Out, antithetic>(dimension.mu, dimension.sigma, noise_.in(dimension.words, keys)));
+      at += stride * kSize;
+    }
   }
 
   // As draw(), for kStaged. All lanes of the warp take part.
@@ -241,7 +235,7 @@ class Dimensions {
 
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
 MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using ThreadGroup = ThreadGroup<Out, shared_noise, antithetic, fast, store_kind>;
   __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ alignas(kStore) Out stages[ThreadGroup::kStages];

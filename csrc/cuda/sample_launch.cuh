@@ -9,9 +9,10 @@ namespace multisample {
 // Launches on the current device, which must be the call's. The call has at least one row and one column.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_sample(const Launch& call) {
+  Geometry g = geometry_of(call);
   // These kernels can read the seed, the offset and the window from memory. With kFewRows and kStrided, they also draw
   // calls that pass all of these by value.
-  const auto run_general = [&](const Geometry& g) {
+  const auto run_general = [&] {
     const auto kernel = g.store_kind == kAligned   ? sample_kernel<Out, shared_noise, antithetic, fast, kAligned, true>
                         : g.store_kind == kFewRows ? sample_kernel<Out, shared_noise, antithetic, fast, kFewRows, true>
                                                    : sample_kernel<Out, shared_noise, antithetic, fast, kStrided, true>;
@@ -19,18 +20,11 @@ cudaError_t launch_sample(const Launch& call) {
       return launch_kernel(kernel, dim3(g.blocks, part.batch), g.threads, part.stream, part, g);
     });
   };
-  if (call.origin_in_memory) {
-    if (call.batch > 1 && is_small(call)) {
-      const Geometry g = geometry_of(call);
-      return launch_kernel(sample_kernel<Out, shared_noise, antithetic, fast, kSmallMatrices, true>, g.blocks,
-                           g.threads, call.stream, call, g);
-    }
+  if (call.origin_in_memory && g.store_kind != kSmallMatrices) {
     const bool same_alignment = call.batch <= 1 || call.matrix_step % 32 == 0;
-    Geometry g = geometry_of(call);
     if (g.store_kind != kAligned || !same_alignment) g = geometry_of(call, true);
-    return run_general(g);
+    return run_general();
   }
-  const Geometry g = geometry_of(call);
   const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
   switch (g.store_kind) {
     case kAligned: return run(sample_kernel<Out, shared_noise, antithetic, fast, kAligned>);
@@ -39,9 +33,10 @@ cudaError_t launch_sample(const Launch& call) {
     case kTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposed>);
     case kTransposedStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposedStaged>);
     case kFewColumns: return run(sample_kernel<Out, shared_noise, antithetic, fast, kFewColumns>);
+    case kSmallMatrices: return run(sample_kernel<Out, shared_noise, antithetic, fast, kSmallMatrices, true>);
     case kPlain: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlain>);
     case kPlainTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlainTransposed>);
-    default: return run_general(g);
+    default: return run_general();
   }
 }
 

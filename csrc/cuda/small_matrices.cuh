@@ -10,7 +10,7 @@ namespace multisample {
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_small_matrices(const Launch& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   constexpr u32 width = Elements<Out, antithetic>::kCount;
   // Division by multiplication and shift: see `Geometry`.
   const u32 row_of_block = threadIdx.x * geometry.one_by_groups >> 20;

@@ -15,6 +15,12 @@ struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
   Out x[4];
 };
 
+// `count` adjacent elements, which one vectorised store writes.
+template <class Out, u32 count>
+struct alignas(count * sizeof(Out)) Piece {
+  Out x[count];
+};
+
 // Columns `first` to `last` of a group are inside the matrix.
 struct Inside {
   u32 first, last;
@@ -39,9 +45,7 @@ constexpr u32 kStore = 16;
 template <u32 count, class Out>
 MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
   constexpr u32 kPiece = kStore / sizeof(Out), kPieces = count / kPiece;
-  struct alignas(kStore) Piece {
-    Out x[kPiece];
-  };
+  using Piece = multisample::Piece<Out, kPiece>;
   const u32 lane = threadIdx.x % 32;
   const bool odd = lane % 2 != 0;
   Piece* const even_at = reinterpret_cast<Piece*>(at) + (odd ? 1 - static_cast<i32>(kPieces) : 0);
@@ -50,7 +54,7 @@ MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
     Piece of_even, of_odd;
 #pragma unroll
     for (u32 e = 0; e < kPiece; ++e) {
-      const Out sent = odd ? x[k * kPiece + e] : x[(k + 1) * kPiece + e], received = from_lane(sent, lane ^ 1);
+      const Out sent = odd ? x[k * kPiece + e] : x[(k + 1) * kPiece + e], received = __shfl_sync(~0u, sent, lane ^ 1);
       of_even.x[e] = odd ? received : x[k * kPiece + e];
       of_odd.x[e] = odd ? x[(k + 1) * kPiece + e] : received;
     }
@@ -139,9 +143,7 @@ class PutStaged {
   using Group = Elements<Out, antithetic>;
   static constexpr u32 kCount = Group::kCount, kPiece = sizeof(Out) == 8 ? 2 : 4, kPieces = kCount / kPiece;
   static constexpr i64 kSize = sizeof(Out);
-  struct alignas(kPiece * sizeof(Out)) Piece {
-    Out x[kPiece];
-  };
+  using Piece = multisample::Piece<Out, kPiece>;
   // Elements of a pass in shared memory: leading padding, the run, and a place for each lane's unused elements.
   static constexpr u32 kOutside = (32 * kPieces + 1) * kPiece, kPass = kOutside + 32;
   // Maximum elements at both ends of a run.

@@ -27,7 +27,7 @@ MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
 // The dimensions of one thread.
 template <class Out, u32 own_rows>
 struct ThreadDimensions {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   Real mu[own_rows], sigma[own_rows];
   RowPart words[own_rows];
 
@@ -106,19 +106,15 @@ struct Band {
 // The pieces of one thread, one per column of a group, from its own dimensions and from those of the previous lane.
 template <class Out, bool antithetic>
 struct Pieces {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   static constexpr u32 kOwnRows = multisample::kOwnRows<sizeof(Out)>;
   static constexpr u32 kColumns = Elements<Out, antithetic>::kCount, kPerNormal = kColumns / 4;
   static constexpr u32 kAll = kAllOf<kColumns * kOwnRows>;
-  struct alignas(kOwnRows * sizeof(Out)) Piece {
-    Out x[kOwnRows];
-  };
-
   RowPart words[kOwnRows];
   Real mu[2 * kOwnRows - 1], sigma[2 * kOwnRows - 1];  // of the previous lane's last dimensions, then of the lane's own
   i32 to[kColumns];  // displacement of each piece from the first column's, in elements
   u32 inside;        // mask of the elements inside the matrix's rows
-  Piece piece[kColumns];
+  Piece<Out, kOwnRows> piece[kColumns];
 
   // Sets the parameters of the lane's own dimensions and of the previous lane's. All lanes of the warp take part.
   MULTISAMPLE_FUNCTION void set_parameters(const ThreadDimensions<Out, kOwnRows>& own) {
@@ -161,7 +157,7 @@ struct Pieces {
 
   MULTISAMPLE_FUNCTION void write(Out* at) const {
 #pragma unroll
-    for (u32 c = 0; c < kColumns; ++c) *reinterpret_cast<Piece*>(at + to[c]) = piece[c];
+    for (u32 c = 0; c < kColumns; ++c) *reinterpret_cast<Piece<Out, kOwnRows>*>(at + to[c]) = piece[c];
   }
 
   // Stores the elements whose bit in `written` is set.
@@ -210,7 +206,7 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   using Made = Pieces<Out, antithetic>;
   constexpr u32 width = Made::kColumns, own_rows = Made::kOwnRows;
@@ -279,14 +275,12 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
 
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const Geometry& geometry) {
-  using Real = typename Computing<Out>::Type;
+  using Real = Computing<Out>;
   using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   constexpr u32 width = Group::kCount, own_rows = kStagedOwnRows<sizeof(Out), antithetic>;
   // A thread copies at most kPieces pieces per pass from shared memory.
-  struct alignas(alignof(Quad<Out>)) Piece {
-    Out x[alignof(Quad<Out>) / sizeof(Out)];
-  };
+  using Piece = multisample::Piece<Out, alignof(Quad<Out>) / sizeof(Out)>;
   constexpr u32 kStagedThreads = multisample::kStagedThreads<shared_noise>;
   constexpr u32 kPieces = own_rows * width * sizeof(Out) / sizeof(Piece);
   __shared__ GroupNoise chunk[kStagedThreads];

@@ -31,15 +31,19 @@ MULTISAMPLE_FUNCTION float widen(float16 x) {
 #endif
 }
 
+// One of two types: NVRTC has no std::conditional.
+template <bool first, class First, class Second>
+struct Choice {
+  using Type = First;
+};
+template <class First, class Second>
+struct Choice<false, First, Second> {
+  using Type = Second;
+};
+
 // The computing type for elements of type Out.
 template <class Out>
-struct Computing {
-  using Type = float;
-};
-template <>
-struct Computing<double> {
-  using Type = double;
-};
+using Computing = typename Choice<sizeof(Out) == 8, double, float>::Type;
 
 // Rounds to the computing type.
 template <class Real, class From>
@@ -65,33 +69,20 @@ MULTISAMPLE_FUNCTION Real converted(T x) {
   }
 }
 
-template <class Out>
-MULTISAMPLE_FUNCTION Out narrow(float x);
-
-template <>
-MULTISAMPLE_FUNCTION float narrow<float>(float x) {
+// Rounds a number of the computing type to the type of an element.
+template <class Out, class Real>
+MULTISAMPLE_FUNCTION Out narrow(Real x) {
   return x;
 }
 
+#ifdef __CUDACC__
 template <>
 MULTISAMPLE_FUNCTION float16 narrow<float16>(float x) {
-#ifdef __CUDACC__
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
   return {bits};
-#else
-  u32 bits = float_bits(x), sign = bits & 0x80000000u, twice = bits + bits;
-  // Adding a large number rounds: the sum's unit in the last place is that of the float16, normal or subnormal. Before
-  // the addition, the factor 2^112 turns an overflow into infinity.
-  float scaled = from_float_bits(bits ^ sign) * 0x1p112f * 0x1p-110f;
-  u32 exponent = twice & 0xFF000000u;
-  exponent = exponent < 0x71000000u ? 0x71000000u : exponent;
-  u32 sum = float_bits(from_float_bits((exponent >> 1) + 0x07800000u) + scaled);
-  u32 half = (sum >> 13 & 0x7C00u) + (sum & 0x0FFFu);
-  half = twice > 0xFF000000u ? 0x7E00u : half;
-  return {static_cast<u16>(sign >> 16 | half)};
-#endif
 }
+#endif
 
 template <>
 MULTISAMPLE_FUNCTION bfloat16 narrow<bfloat16>(float x) {
@@ -106,14 +97,6 @@ MULTISAMPLE_FUNCTION bfloat16 narrow<bfloat16>(float x) {
   u32 chosen = (bits & 0x7FFFFFFFu) > 0x7F800000u ? bits | 0x00400000u : rounded;
   return {static_cast<u16>(chosen >> 16)};
 #endif
-}
-
-template <class Out>
-MULTISAMPLE_FUNCTION Out narrow(double x);
-
-template <>
-MULTISAMPLE_FUNCTION double narrow<double>(double x) {
-  return x;
 }
 
 }  // namespace multisample

@@ -79,18 +79,17 @@ class Stream {
   // z + -0, which is z. A host compiler may contract this addition with the product that made z: no bit changes. After
   // it, no compiler can contract the product with an addition of the caller. The compiler cannot drop the addition: it
   // does not know that sign_ makes -0.
-#ifdef __CUDA_ARCH__
-  MULTISAMPLE_HOST_FUNCTION static u32 hidden_sign() { return 0x80000000u; }
-  template <class Real>
-  MULTISAMPLE_HOST_FUNCTION Real uncontracted(Real z) const {
-    return z;
-  }
-#else
   MULTISAMPLE_HOST_FUNCTION static u32 hidden_sign() {
     u32 sign = 0x80000000u;
     asm("" : "+r"(sign));
     return sign;
   }
+#ifdef __CUDA_ARCH__
+  template <class Real>
+  MULTISAMPLE_HOST_FUNCTION Real uncontracted(Real z) const {
+    return z;
+  }
+#else
   MULTISAMPLE_HOST_FUNCTION float uncontracted(float z) const { return z + from_float_bits(sign_); }
   MULTISAMPLE_HOST_FUNCTION double uncontracted(double z) const {
     return z + from_float_bits(static_cast<u64>(sign_) << 32);

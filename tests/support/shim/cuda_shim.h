@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fibers.h"
+#include "narrow.h"
 #include "stream/normals.h"
 
 #define __global__
@@ -53,7 +54,7 @@ T exchange(unsigned mask, T x, unsigned from) {
   std::uint64_t value = 0;
   std::memcpy(&value, &x, sizeof x);
   value = fibers::wait_for_others(fibers::kShuffle, value, from);
-  std::memcpy(&x, &value, sizeof x);
+  std::memcpy(static_cast<void*>(&x), &value, sizeof x);
   return x;
 }
 

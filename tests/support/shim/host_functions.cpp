@@ -1,6 +1,6 @@
 // The device functions, compiled for the CPU and applied to arrays; for ctypes (stream_code.py).
+#include "narrow.h"
 #include "stream/normals.h"
-#include "stream/rounding.h"
 
 using namespace multisample;
 

@@ -25,7 +25,7 @@ static_assert(sizeof(Case) == sizeof(Launch) + 64, "test_gradient_sources.py pac
 
 template <bool shared, bool antithetic, u32 rows, bool only_at_once, bool origin_in_memory = false>
 void run(const Launch& call, const GradientGeometry& g, bool backwards) {
-  const Keys<typename Computing<Element>::Type> keys(call.seed);
+  const Keys<Computing<Element>> keys(call.seed);
   cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
     gradient_kernel<Element, shared, antithetic, false, rows, only_at_once, origin_in_memory>(call, g, keys);
   });
@@ -52,7 +52,7 @@ void run_all(const Launch& call, const GradientGeometry& g, bool backwards) {
   u32 width = 32;
   while (width > 2 * call.rows) width /= 2;
   cuda_shim::launch(static_cast<u32>(ceil_div(2 * call.rows, width)), kGradientThreads, backwards,
-                    [&] { add_segments_kernel<typename Computing<Element>::Type>(call, g.segments, width); });
+                    [&] { add_segments_kernel<Computing<Element>>(call, g.segments, width); });
 }
 
 }  // namespace

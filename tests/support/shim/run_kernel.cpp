@@ -59,10 +59,6 @@ struct Counted {
 };
 
 template <>
-struct Computing<Counted<double>> {
-  using Type = double;
-};
-template <>
 inline Counted<float16> narrow(float x) {
   return narrow<float16>(x);
 }
@@ -70,25 +66,13 @@ template <>
 inline Counted<bfloat16> narrow(float x) {
   return narrow<bfloat16>(x);
 }
-template <>
-inline Counted<float> narrow(float x) {
-  return x;
-}
-template <>
-inline Counted<double> narrow(double x) {
-  return x;
-}
 template <class T>
-typename Computing<Counted<T>>::Type widen(Counted<T> x) {
-  return converted<typename Computing<Counted<T>>::Type>(x.value);
+Computing<T> widen(Counted<T> x) {
+  return converted<Computing<T>>(x.value);
 }
 template <class T>
 Counted<T> shuffle_up(Counted<T> x) {
   return shuffle_up(x.value);
-}
-template <class T>
-Counted<T> from_lane(Counted<T> x, u32 lane) {
-  return from_lane(x.value, lane);
 }
 
 }  // namespace multisample
@@ -138,7 +122,7 @@ int main() {
     call.matrix = out.at(call.matrix);
     place(call, origins[0]);
     const Memory scratch(scratch_bytes(call));
-    convert<Computing<Element>::Type>(call, scratch);
+    convert<Computing<Element>>(call, scratch);
     if ((call.origin_in_memory != 0) != kOriginInMemory || call.shared_noise != kShared ||
         element_size(call.type) != sizeof(Element)) {
       cuda_shim::fail("a launch for another program");

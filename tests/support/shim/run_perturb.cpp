@@ -26,8 +26,8 @@ static_assert(sizeof(Case) == sizeof(Launch) + 64, "perturb_cases.py packs it");
 
 template <class Kind, KeyOrigin origin, bool one_member>
 void run_kind(const Launch& call, u32 turns, bool backwards) {
-  using Entry = typename EntryOf<Kind, origin>::Type;
-  const Keys<typename Computing<Out>::Type> keys(call.seed);
+  using Entry = EntryOf<Kind, origin>;
+  const Keys<Computing<Out>> keys(call.seed);
   for_span_lists<Entry>(call, turns, 0, [&](const SpanList<Entry>& list) {
     fibers::launch(list.blocks, static_cast<u32>(max(call.batch, 1)), kPerturbThreads, backwards,
                    [&] { perturb_kernel<Out, false, one_member, Kind, origin>(call, list, keys); });
@@ -73,7 +73,7 @@ int main() {
       place(call, one.origin);
     }
     const Memory scratch(scratch_bytes(call));
-    convert<typename Computing<Out>::Type>(call, scratch);
+    convert<Computing<Out>>(call, scratch);
     run<Run>(call, static_cast<u32>(one.turns), one.backwards);
     run<StridedSpan>(call, static_cast<u32>(one.turns), one.backwards);
     write(memory.data, one.memory_bytes);
