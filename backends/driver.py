@@ -325,7 +325,8 @@ class DriverBackend(abc.ABC):
         launch, convert, _ = self._converter(launch)
         dtype, (pack_head, tail) = type_name(launch), packer(launch)
         last: tuple[bytes, list[Any]] = b"", []
-        keys, rows, parts = round_keys_of(computing_name(launch)), launch.rows, _parts(launch)
+        keys, rows = round_keys_of(computing_name(launch)), launch.rows
+        parts = _parts(launch._replace(matrix_step=0))  # `addresses` have spans in the place of the matrix.
         source_step, target_step = Span._fields.index("source_step"), Span._fields.index("target_step")
 
         def prepared(cut: SpanList, origin: int) -> tuple[Callable[[int, bytes], None], int, SpanList]:

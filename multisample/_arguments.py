@@ -94,6 +94,13 @@ def check_choice(name: str, value: object, accepted: tuple[object, ...]) -> None
         raise ValueError(f"{name}: expected {choices}, got {describe(value)}")
 
 
+def is_constant(dtype: Any) -> bool:
+    """Whether a key may hold `dtype`, which is immutable and equals no number. Other objects may change their dtype."""
+    if isinstance(dtype, type):
+        return dtype.__module__.partition(".")[0] in ("builtins", "numpy", "ml_dtypes", "jax")
+    return isinstance(dtype, (str, np.dtype)) or type(dtype).__module__ == "torch"
+
+
 def dtype_name(dtype: Any) -> str:
     """The name of `dtype`, which is a name or a dtype of NumPy, ml_dtypes, PyTorch or JAX; TypeError otherwise."""
     if isinstance(dtype, str) and dtype in DTYPES:

@@ -11,7 +11,7 @@ import numpy as np
 from multisample.backends.launch import Operation
 from multisample.backends.system.cuda_driver import synchronize
 
-from ._arguments import DTYPES, UNCHECKED, checked_integer, describe, dtype_name
+from ._arguments import DTYPES, UNCHECKED, checked_integer, describe, dtype_name, is_constant
 from ._checks.window_and_options import checked_lengths
 from ._libraries import HOST, Library, described, library_of
 from ._libraries.jax import is_jax
@@ -123,7 +123,7 @@ def _host_pair(dtype: Any, out: Any) -> tuple[Hashable, Pair]:
         found = out.dtype if getattr(getattr(out, "dtype", None), "name", None) in DTYPES else np.dtype(np.float64)
     name = dtype_name(found)
     made = (name,), (np.zeros(1, cached_dtype(name)), np.ones(1, cached_dtype(name)))
-    if isinstance(found, (str, type, np.dtype)):
+    if is_constant(found):
         _HOST_PAIRS[found if dtype is not None or out is not None else None] = made
     return made
 

@@ -7,6 +7,7 @@ other; the host never waits.
 from __future__ import annotations
 
 import collections
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,14 +18,14 @@ from ._libraries import Device
 # Number of entries that each call of `keep` checks. Each call adds only one, so finished entries are soon released.
 _CHECKS = 8
 
+
 # Objects in use by the GPU, each with a function that returns whether the GPU is done with it.
 _kept: collections.deque[tuple[Callable[[], bool], Any]] = collections.deque()
+_inherited: list[Any] = []
 
 
 def keep(is_done: Callable[[], bool], objects: Any) -> None:
     """Hold `objects` until a later call finds that `is_done()` is true. Releases entries that are done.
-
-    A forked child, which cannot use CUDA, never calls `keep`, and so frees no objects of its parent.
 
     A lock could deadlock, since a destructor may call `keep` at any point. Instead `popleft`, which is atomic, gives
     each entry to one thread.
@@ -37,6 +38,16 @@ def keep(is_done: Callable[[], bool], objects: Any) -> None:
         if not entry[0]():
             _kept.append(entry)
     _kept.append((is_done, objects))
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, neither check nor free the objects of the parent."""
+    global _kept
+    _inherited.append(_kept)
+    _kept = collections.deque()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def order_before(named: Iterable[int | None], device: Device, stream: int) -> set[int]:

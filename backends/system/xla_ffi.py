@@ -27,7 +27,7 @@ INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = 3, 8, 13, 14
 # XLA_FFI_CallFrame: byte offsets of its fields.
 EXTENSION_AT, CALL_API_AT, CONTEXT_AT, STAGE_AT = 8, 16, 24, 32
 ARGUMENT_COUNT_AT, ARGUMENTS_AT, RESULT_COUNT_AT, RESULTS_AT = 56, 72, 96, 112
-_ATTRIBUTES_AT = 160
+_ATTRIBUTE_COUNT_AT, _ATTRIBUTE_TYPES_AT, _ATTRIBUTES_AT = 136, 144, 160
 # XLA_FFI_Api: the version, and byte offsets of functions.
 _VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, ORDINAL_GET = (
     32, 48, 80, 88, 104, 112, 184
@@ -35,7 +35,7 @@ _VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, OR
 # XLA_FFI_Buffer: byte offsets of the address of its elements, and of the lengths of its axes.
 BUFFER_DATA, BUFFER_DIMS = 24, 40
 
-_pointer_at = ctypes.c_uint64.from_address
+_pointer_at, _int_at = ctypes.c_uint64.from_address, ctypes.c_int.from_address
 _span_at = (ctypes.c_uint64 * 2).from_address
 
 
@@ -51,6 +51,9 @@ class Frame:
 
     def string(self) -> bytes:
         """The one attribute of the call, a string."""
+        count = self.word(_ATTRIBUTE_COUNT_AT)
+        if count != 1 or _int_at(self.word(_ATTRIBUTE_TYPES_AT)).value != _STRING:
+            raise ValueError(f"expected one attribute, a string, got {count} attributes")
         address, length = _span_at(_pointer_at(self.word(_ATTRIBUTES_AT)).value)
         return ctypes.string_at(address, length)
 

@@ -100,7 +100,7 @@ def perturbed(
     if count == 0:
         return parameters.rebuild(()) if out is None else given_out
     key: Hashable = None
-    if type(backend) is str and (ids is None or type(ids) in (dict, list, tuple)):
+    if type(backend) is str and (ids is None or _are_integers(ids)):
         try:
             # Calls with one array come in many shapes, so the key has its shape; for more arrays, their number.
             key = (
@@ -149,6 +149,11 @@ def _varied(
         None if is_number else length, form, seeds, member_form, members, decays is not None, batch
     )  # fmt: skip
     return seed, word, offset, member, decays, variant
+
+
+def _are_integers(ids: Any) -> bool:
+    """Whether `ids` is a common container of integers, which a key can have."""
+    return type(ids) in (dict, list, tuple) and set(map(type, ids.values() if type(ids) is dict else ids)) == {int}
 
 
 def _in_base_classes(argument: str, structure: Structure, library: Library) -> Structure:

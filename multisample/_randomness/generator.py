@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 from typing import Any, NamedTuple, SupportsIndex, TypedDict, overload
 
@@ -382,13 +383,21 @@ class Generator:
         """
         count = checked_integer("n_children", n_children, 0, WORD_64)
         counts = self._counts
-        enough = counts.spawned + count <= WORD_64
-        last = -1 if count == 0 else _skipped(counts.children, count) if enough else None
-        if last is None:
+        first = counts.spawned
+        if first + count > WORD_64:
             raise OverflowError("n_children: the children of this generator are used up")
         key = ((counts.seed & _WORD) ^ 0x73706177, (counts.seed >> 32) ^ 0x6E6B6579)
-        seeds = (_philox_word_pair(child, key) for child in range(last - count + 1, last + 1))
-        return [Generator(seed, graph_safe=self._graph_safe) for seed in seeds]
+
+        def children(first: int) -> list[Generator]:
+            seeds = (_philox_word_pair(child, key) for child in range(first, first + count))
+            return [Generator(seed, graph_safe=self._graph_safe) for seed in seeds]
+
+        made = children(first)
+        # Count the children last, since an error must leave the count as it was.
+        last = _skipped(counts.children, count) if count else first - 1
+        if last == first + count - 1:
+            return made
+        return self.spawn(count) if last is None else children(last - count + 1)  # Another thread has spawned.
 
     def __reduce__(self) -> tuple[Any, ...]:
         # `torch.load` calls classes only.
@@ -472,3 +481,13 @@ def manual_seed(seed: SupportsIndex) -> Generator:
 
 
 os.register_at_fork(after_in_child=lambda: manual_seed(_entropy()))
+
+
+def register_in_torch() -> None:
+    """Make ``torch.load`` accept keys and generators, if PyTorch is imported."""
+    register = getattr(sys.modules.get("torch.serialization"), "add_safe_globals", None)
+    if register is not None:
+        register([Key, Generator])
+
+
+register_in_torch()

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .generator import WORD_64, Generator, Key
+from .generator import WORD_64, register_in_torch
 
-torch.serialization.add_safe_globals([Key, Generator])
+register_in_torch()
 
 SEED = 0x636F6D70696C6564
 """The seed of calls whose offset a PyTorch operator draws on the device: the bytes of "compiled"."""
@@ -54,7 +55,7 @@ def taker(device: str) -> Callable[[Any], tuple[int, int]]:
     return take
 
 
-# A signal handler may draw while this thread has the lock. A forked child cannot use CUDA generators.
+# A signal handler may draw while this thread has the lock.
 _lock = threading.RLock()
 _takes = 0
 
@@ -70,6 +71,14 @@ def _advance(generator: Any) -> int:
         _takes += 1
         generator.set_offset(offset + 4)
     return offset
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # Another thread may hold the lock at a fork.
 
 
 def _take_from_cpu(generator: Any) -> tuple[int, int]:

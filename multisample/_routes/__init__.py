@@ -16,7 +16,7 @@ import numpy as np
 from multisample.backends.kernels.cpu.floating_point import default_floats, has_default_floats
 from multisample.backends.launch import Operation
 
-from .._arguments import dtype_name
+from .._arguments import dtype_name, is_constant
 from .._backends import choose
 from .._checks.operands import common_library, with_scalars
 from .._checks.window_and_options import check_choices, checked_count, checked_order, checked_window, count_of
@@ -63,7 +63,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     if is_of_torch(call.seed, "Tensor") and not is_in_array(call.seed):
         key = None  # A single seed in a tensor gets no plan. Vectors of seeds do.
     lengths = call.n if isinstance(call.n, tuple) else (call.n,)
-    if not all(isinstance(n, (int, np.integer)) for n in lengths):
+    if not (all(isinstance(n, (int, np.integer)) for n in lengths) and (call.dtype is None or is_constant(call.dtype))):
         key = None  # A plan cannot depend on an object that can change.
     if is_in_array(call.seed) and not isinstance(call.seed, (list, tuple)):
         seed = as_base_class("seed", call.seed)

@@ -68,8 +68,10 @@ def _compile_kernels() -> str:
         waiting = {pool.submit(_compile, kernel) for kernel in kernels}
         # The pool notices the death only of workers that ran before the latest `submit`, so submit once more.
         pool.submit(int)
-        while waiting:
+        while True:
             line.update(f"cpu: {len(done)} of {len(kernels)} kernels, {time.monotonic() - start:.0f} s")
+            if not waiting:
+                break
             finished, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
             done += [future.result() for future in finished]
     # Show a warning once, even if several processes gave it.

@@ -214,28 +214,31 @@ def test_take_k_begins_with_the_offsets_that_failed_calls_put_back_and_ends_with
     assert generator.take(0).shape == (0, 2)
 
 
-# There is memory for the array of `take`.
+# There is memory for the array of `take`, and for some children.
 LITTLE_MEMORY = """
-import resource
+import resource, sys
 import multisample
-generator = multisample.Generator(7)
+generator, method, k = multisample.Generator(7), sys.argv[1], int(sys.argv[2])
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 20 * 10**6, resource.RLIM_INFINITY))
 try:
-    generator.take(10**6)
+    getattr(generator, method)(k)
 except MemoryError:
     print(generator.state)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_call_that_runs_out_of_memory_changes_no_generator() -> None:
+@pytest.mark.parametrize(("method", "k"), [("take", 10**6), ("spawn", 10**5)])
+def test_a_call_that_runs_out_of_memory_changes_no_generator(method: str, k: int) -> None:
     # A process of its own has little free memory in its heap.
-    assert run_python("-c", LITTLE_MEMORY).stdout == f"{Generator(7).state}\n"
+    assert run_python("-c", LITTLE_MEMORY, method, str(k)).stdout == f"{Generator(7).state}\n"
 
 
 @pytest.mark.parametrize(
-    "call", [Generator.take, lambda x: x.take(3), lambda x: draw(generator=x)], ids=["take", "take k", "sample"]
+    "call",
+    [Generator.take, lambda x: x.take(3), lambda x: x.spawn(2), lambda x: draw(generator=x)],
+    ids=["take", "take k", "spawn", "sample"],
 )
 def test_a_call_without_room_on_the_stack_changes_no_generator(call: Callable[[Generator], Any]) -> None:
     call(Generator(7))

@@ -186,12 +186,15 @@ def test_the_destructor_of_a_dropped_plan_may_store_another() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_objects_with_a_changing_index_get_no_plan() -> None:
+def test_objects_with_a_changing_index_or_dtype_get_no_plan() -> None:
     class Index:
         value = N
 
         def __index__(self) -> int:
             return self.value
+
+    class Typed:
+        dtype: Any = np.dtype("float32")
 
     index, tensor = Index(), torch.tensor(N)
     for n in (index, tensor, np.array(N)):
@@ -200,11 +203,19 @@ def test_objects_with_a_changing_index_get_no_plan() -> None:
     tensor += 5
     for n in (index, tensor):
         assert sample(MU, SIGMA, n, seed=1).shape == (D, 9)
+    for dtype in ("float32", "float64", "float16"):
+        Typed.dtype = np.dtype(dtype)
+        assert sample(MU, SIGMA, N, dtype=Typed).dtype == dtype
+        for one in (Typed(), np.dtype(dtype).type(1)):
+            with contextlib.suppress(TypeError):  # Some NumPy versions refuse such objects.
+                assert sample(MU, SIGMA, N, dtype=one).dtype == dtype
     assert len(PLANS) == 0
     sample(MU, SIGMA, np.int64(N))
     for constant in (np.float64, float, ml_dtypes.bfloat16):
         sample(MU, SIGMA, N, dtype=constant)
     assert len(PLANS) == 4
+    with pytest.raises(TypeError, match=r"^dtype: expected float16, bfloat16, float32, float64, got 1$"):
+        sample(MU, SIGMA, N, dtype=1, seed=1)
 
 
 def test_no_cache_grows_by_types_or_dtypes() -> None:
@@ -214,8 +225,9 @@ def test_no_cache_grows_by_types_or_dtypes() -> None:
         array = type("Array", (np.ndarray,), {})
         tensor = type("Tensor", (torch.Tensor,), {})
         foreign = type("Foreign", (), {"__array__": lambda self, dtype=None, copy=None: MU})
+        typed = type("Typed", (), {"dtype": np.dtype("float32")})
         device = type("Device", (), {"__dlpack__": MU.__dlpack__, "__dlpack_device__": MU.__dlpack_device__})
-        sample(MU.view(array), SIGMA, N, seed=1, out=np.empty((D, N), np.float32).view(array))
+        sample(MU.view(array), SIGMA, N, seed=1, dtype=typed, out=np.empty((D, N), np.float32).view(array))
         sample(torch.from_numpy(MU).as_subclass(tensor), 1.0, N, seed=1)
         sample(foreign(), SIGMA, N, seed=1)
         sample(device(), 1.0, N, seed=1)

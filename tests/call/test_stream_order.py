@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from cuda_memory import CYCLES, Array, Exported, ExportedByDlpack, ToArray, memory_of, on_cpu
 from cuda_memory import vectors as host_vectors
+from forks import forked, in_forks
 from skip_rules import device_count, require
 
 import multisample
@@ -100,6 +101,29 @@ def test_threads_and_destructors_can_keep_objects(kept: Any) -> None:
     for _ in range(threads * each):
         keep(lambda: True, None)
     assert freed == threads * each - never_done
+
+
+@forked
+def test_a_forked_child_neither_checks_nor_frees_objects_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stream_order, "_kept", collections.deque())
+    freed, asked = [], []
+
+    class Inherited:
+        def __del__(self) -> None:
+            freed.append(1)
+
+    def child() -> list[Any]:
+        before = len(_stream_order._kept)
+        keep(lambda: True, None)
+        return [before, len(_stream_order._kept), freed, asked]
+
+    for thing in range(3):
+        keep(lambda: False, thing)
+    keep(lambda: asked.append(1) or True, Inherited())
+    asked.clear()
+    assert in_forks(child) == [[0, 1, [], []]]
+    # The parent's objects are unchanged.
+    assert len(_stream_order._kept) == 4
 
 
 @pytest.fixture

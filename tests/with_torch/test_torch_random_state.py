@@ -102,7 +102,6 @@ def test_stored_and_recomputed_activations_have_equal_numbers(torch_device: str,
 
 
 LOAD = """
-import multisample.torch, torch
 saved = torch.load("checkpoint.pt")
 assert saved["key"] == multisample.Key(7, 2**64 - 1) and type(saved["key"]) is multisample.Key
 assert saved["generator"].state == saved["state"] == {"seed": 2**64 - 1, "offset": 1, "spawned": 2}
@@ -113,7 +112,8 @@ assert torch.equal(search.ask(), saved["samples"])
 """
 
 
-def test_torch_load_accepts_keys_generators_and_searches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("imports", ["import multisample.torch, torch", "import torch, multisample"])
+def test_torch_load_accepts_keys_generators_and_searches(tmp_path: Path, imports: str) -> None:
     generator, search = Generator(2**64 - 1), cem.CEM(torch.zeros(3), 2.0, 50, seed=[7, 2**64 - 1])
     generator.take()
     generator.spawn(2)
@@ -125,7 +125,7 @@ def test_torch_load_accepts_keys_generators_and_searches(tmp_path: Path) -> None
     }  # fmt: skip
     assert {type(x) for x in saved["search"].values()} == {torch.Tensor}
     torch.save(saved, tmp_path / "checkpoint.pt")
-    run_python("-c", LOAD, folder=tmp_path)
+    run_python("-c", f"{imports}\n{LOAD}", folder=tmp_path)
 
 
 def test_take_key_returns_the_key_that_a_call_would_take(torch_device: str) -> None:

@@ -87,10 +87,12 @@ def run_launch(launch: Launch, thread_count: Callable[[], int] = thread_count) -
     """`Backend.launch`."""
     function, kind = packed_function(launch), ElementType[computing_name(launch)]
     of_batch = [inputs_at(matrix_of_batch(launch, b)) for b in range(max(launch.batch, 1))]
-    copies = {name: np.stack([inputs[name] for inputs in of_batch]) for name in of_batch[0]}
-    for name, x in copies.items():
-        step, stride = x.strides
-        fields = {name: address_of(x), f"{name}_type": kind, f"{name}_step": step, f"{name}_stride": stride}
+    copies = {}  # Kept alive until the call returns.
+    for name in of_batch[0]:
+        own = of_batch if getattr(launch, f"{name}_step") else of_batch[:1]
+        copies[name] = x = np.stack([inputs[name] for inputs in own])
+        step = x.strides[0] if len(own) > 1 else 0
+        fields = {name: address_of(x), f"{name}_type": kind, f"{name}_step": step, f"{name}_stride": x.strides[1]}
         launch = launch._replace(**fields)
     threads = 1 if _is_small(launch) else _threads(launch, thread_count())
     if function(pack(launch._replace(threads=threads))):
