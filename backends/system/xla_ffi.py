@@ -19,6 +19,7 @@ INSTANTIATE, EXECUTE = 0, 3
 """The stages in which an executable is made, and in which it runs: XLA_FFI_ExecutionStage."""
 
 _METADATA = 1  # XLA_FFI_Extension_Metadata
+_STRING = 4  # XLA_FFI_AttrType_STRING
 _COMMAND_BUFFERS = 1  # XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE
 
 # XLA_FFI_Error_Code

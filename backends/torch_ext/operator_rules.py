@@ -30,9 +30,9 @@ def register() -> Any:
     library = torch.library.Library("multisample", "IMPL")
     for name, fake, function, count in (
         ("sample", _fake_sample, _Sample, 4),
-        ("sample_backward", _fake_backward, _SampleBackward, 2),
+        ("sample_backward", _fake_sample_backward, _SampleBackward, 2),
         ("sample_batch", _fake_batch, _SampleBatch, 4),
-        ("sample_batch_backward", _fake_backward, _SampleBatchBackward, 2),
+        ("sample_batch_backward", _fake_batch_backward, _SampleBatchBackward, 2),
     ):
         differentiable, transformed = _rules(getattr(_OPERATORS, name).default, function, count)
         torch.library.register_fake(f"multisample::{name}", fake)
@@ -40,34 +40,60 @@ def register() -> Any:
         # torch.func handles an autograd.Function at its own dispatch key, but not at the Autograd key, where
         # torch.library.register_autograd puts it.
         library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
-    torch.library.register_fake("multisample::sample_", lambda *arguments, **options: None)
+    torch.library.register_fake("multisample::sample_", _fake_sample_to)
     library.impl("sample_", _sample_to_without_derivative, "Autograd", with_keyset=True)
+    torch.library.register_vmap("multisample::sample_", _batched_sample_to)
     return library
 
 
 # --- Fake results ---------------------------------------------------------------------------------
-#
-# The operators check the shapes when they run.
+
+
+def _fake_sample_to(out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any) -> None:
+    torch._check(out.dim() == 2, lambda: f"multisample::sample_: out must have two dimensions, got {out.shape}")
+    _check_vectors("sample_", mu, sigma, out.shape[0])
 
 
 def _fake_sample(
-    mu: Any, sigma: Any, n: Any, counter: Any = None, *, dtype: Any = None, transposed: bool = False,
-    batch: tuple[Any, ...] = (), **options: Any,
-) -> Any:  # fmt: skip
+    mu: Any, sigma: Any, n: Any, counter: Any = None, *, dtype: Any = None, transposed: bool = False, **options: Any
+) -> Any:
+    _check_vectors("sample", mu, sigma, mu.shape[0] if mu.dim() else None)
     torch._check(n >= 0, lambda: f"multisample::sample: n must be at least 0, got {n}")
+    d = mu.shape[0]
+    return mu.new_empty((n, d) if transposed else (d, n), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
+
+
+def _fake_sample_backward(grad: Any, counter: Any = None, **options: Any) -> Any:
+    torch._check(
+        grad.dim() == 2, lambda: f"multisample::sample_backward: grad must have two dimensions, got {grad.shape}"
+    )
+    return _fake_batch_backward(grad, counter, **options)
+
+
+def _fake_batch(
+    mu: Any, sigma: Any, n: Any, keys: Any, *, dtype: Any = None, transposed: bool = False, **options: Any
+) -> Any:
     d = mu.shape[-1]
-    shape = (*batch, n, d) if transposed else (*batch, d, n)
-    return mu.new_empty(shape, dtype=dtype or _promoted(mu.dtype, sigma.dtype))
+    _check_vectors("sample_batch", mu, sigma, d, batched=True)
+    shape = (n, d) if transposed else (d, n)
+    return mu.new_empty((keys.shape[0], *shape), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
 
 
-def _fake_batch(mu: Any, sigma: Any, n: Any, keys: Any, **options: Any) -> Any:
-    return _fake_sample(mu, sigma, n, batch=keys.shape[:1], **options)
-
-
-def _fake_backward(grad: Any, words: Any = None, *, transposed: bool = False, **options: Any) -> Any:
+def _fake_batch_backward(grad: Any, keys: Any, *, transposed: bool = False, **options: Any) -> Any:
     shape = (*grad.shape[:-2], grad.shape[-1 if transposed else -2])
     dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
     return grad.new_empty(shape, dtype=dtype), grad.new_empty(shape, dtype=dtype)
+
+
+def _check_vectors(operator: str, mu: Any, sigma: Any, d: Any, batched: bool = False) -> None:
+    dims, shape = ((1, 2), "(d,) or (B, d)") if batched else ((1,), "(d,)")
+    for name, vector in (("mu", mu), ("sigma", sigma)):
+        torch._check(
+            vector.dim() in dims and vector.shape[-1] == d,
+            lambda name=name, vector=vector: (
+                f"multisample::{operator}: {name} must have shape {shape}, d being {d}, got {vector.shape}"
+            ),
+        )
 
 
 def _promoted(mu: torch.dtype, sigma: torch.dtype) -> torch.dtype:
@@ -253,3 +279,16 @@ def _sample_to_without_derivative(
         )
     _below_autograd(_OPERATORS.sample_.default, keys, out, mu, sigma, counter, **options)
     torch.autograd.graph.increment_version(out)
+
+
+def _batched_sample_to(
+    info: Any, in_dims: Any, out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any
+) -> Any:
+    if in_dims[0] is None:
+        raise RuntimeError(
+            "multisample::sample_: expected an out for each element of the batch that vmap maps over, got one for all"
+        )
+    axes = list(zip((out, mu, sigma, counter), (*in_dims, None), strict=False))
+    for b in range(info.batch_size):
+        _OPERATORS.sample_.default(*(x if dim is None else x.select(dim, b) for x, dim in axes), **options)
+    return None, None

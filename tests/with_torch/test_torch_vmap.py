@@ -69,11 +69,14 @@ def test_a_batch_may_be_empty(torch_device: str, options: dict[str, Any]) -> Non
     assert x.shape == ((0, N, D) if "layout" in options else (0, D, N))
 
 
-def test_out_raises_as_in_functions_of_torch(torch_device: str) -> None:
+def test_out_may_be_a_batch(torch_device: str) -> None:
     mu, sigma = batches(torch_device)
-    out = torch.zeros(B, D, N, device=torch_device)
-    with pytest.raises(RuntimeError, match="out="):
-        vmap(lambda mu, out: sample(mu, sigma[0], N, seed=3, out=out))(mu, out)
+    for layout, shape in (("dn", (B, D, N)), ("nd", (B, N, D))):
+        out = torch.zeros(shape, device=torch_device)
+        vmap(lambda mu, out, layout=layout: sample(mu, sigma[0], N, seed=3, out=out, layout=layout))(mu, out)
+        assert torch.equal(out, torch.stack([sample(x, sigma[0], N, seed=3, layout=layout) for x in mu]))
+    with pytest.raises(RuntimeError, match="expected an out for each element of the batch"):
+        vmap(lambda mu: sample(mu, sigma[0], N, seed=3, out=out[0].T))(mu)
 
 
 @pytest.mark.parametrize("batched", [True, False])
