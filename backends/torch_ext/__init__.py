@@ -140,9 +140,9 @@ class TorchExtBackend:
     def _load_unit(self, library: Any, kind: LibraryKind, launch: Launch) -> None:
         """Load the unit for launches like `launch` unless it is loaded, and build it first if necessary."""
         number = units.kind_of(launch)
-        if library.multisample_has_unit(number):
-            return
         with self._lock:
+            if library.multisample_has_unit(number):
+                return
             if kind == "cpu":
                 from ..kernels.cpu import calls  # Numba takes half a second to import.
 

@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "launch.h"
 #include "torch/units.h"
@@ -159,14 +160,33 @@ inline bool overlaps_itself(const Launch& call) {
   return column / common < call.rows && row / common < call.columns;
 }
 
-// Whether the address range of a vector, one element for each row, overlaps that of the matrix, which is not empty.
-inline bool ranges_overlap(const Launch& call, size_t element_size, const Vector& vector, size_t vector_element_size) {
-  const u64 last_row = call.rows - 1, last_column = call.columns - 1;
-  const u64 begin = reinterpret_cast<u64>(call.matrix), vector_begin = reinterpret_cast<u64>(vector.input.data);
-  const u64 row_stride = static_cast<u64>(call.row_stride), column_stride = static_cast<u64>(call.column_stride);
-  const u64 end = begin + last_row * row_stride + last_column * column_stride + element_size;
-  const u64 vector_end = vector_begin + last_row * static_cast<u64>(vector.stride) + vector_element_size;
-  return begin < vector_end && vector_begin < end;
+// Whether an element of a vector, one for each row, shares memory with an element of the matrix, which is not empty.
+inline bool shares_memory(const Launch& call, size_t element_size, const Vector& vector, size_t vector_element_size) {
+  const i64 size = static_cast<i64>(element_size), vector_size = static_cast<i64>(vector_element_size);
+  struct Axis {
+    i64 stride, last;
+  };
+  Axis outer{call.row_stride, static_cast<i64>(call.rows) - 1};
+  Axis inner{call.column_stride, static_cast<i64>(call.columns) - 1};
+  const i64 last = vector.stride == 0 ? 0 : outer.last;
+  if (outer.stride < inner.stride) std::swap(outer, inner);
+  const i64 width = inner.last * inner.stride + size, end = outer.last * outer.stride + width;
+  const i64 begin = static_cast<const char*>(vector.input.data) - static_cast<const char*>(call.matrix);
+  if (begin >= end || begin + last * vector.stride + vector_size <= 0) return false;
+  // The first element of a sequence of elements, `stride` apart, that ends after byte `at`.
+  const auto first_after = [](i64 at, i64 bytes, i64 stride) {
+    return at < bytes || stride == 0 ? 0 : (at - bytes) / stride + 1;
+  };
+  for (i64 k = 0; k <= last; ++k) {
+    const i64 at = begin + k * vector.stride;
+    for (i64 p = first_after(at, width, outer.stride); p <= outer.last; ++p) {
+      const i64 inside = at - p * outer.stride;
+      if (inside + vector_size <= 0) break;
+      const i64 q = first_after(inside, size, inner.stride);
+      if (q <= inner.last && q * inner.stride < inside + vector_size) return true;
+    }
+  }
+  return false;
 }
 
 // The default dtype of a sample: integers count as float32. Two different types give float64 if one of them is float64,
@@ -272,7 +292,7 @@ struct Operators {
     if (call.rows == 0 || call.columns == 0 || out.size(0) == 0) return;
     check(!overlaps_itself(call), op, "elements of out must not share memory, got ", out);
     const auto check_memory = [&](const char* name, const Vector& vector, const Tensor& tensor) {
-      check(!ranges_overlap(call, out.element_size(), vector, tensor.element_size()), op,
+      check(!shares_memory(call, out.element_size(), vector, tensor.element_size()), op,
             "out must have memory of its own, got memory that ", name, " also uses");
     };
     check_memory("mu", of_mu, mu);

@@ -129,7 +129,8 @@ def _of_seed(seed: Any) -> tuple[Any, Any]:
 def _of_word(name: str, x: Any) -> Any:
     """A seed or an offset."""
     if not is_jax(x):
-        return checked_seed(name, x)
+        is_data = isinstance(x, np.ndarray) and x.shape == (2,) and x.dtype == np.uint32
+        return checked_key(x)[0] if is_data else checked_seed(name, x)
     shape = x.shape
     if _is_key_type(x.dtype):
         if name == "seed.offset":

@@ -146,6 +146,8 @@ def _without_padding(g: Any, columns: int, axes: Any, length: int) -> Any:
 
 def lowered(platform: str, *operands: Any, static: Static) -> Any:
     """The function that a primitive becomes on `platform`."""
+    if not jax.config.jax_use_shardy_partitioner and jax.device_count() > 1:
+        raise ValueError("sharding: expected Shardy, JAX's default partitioner, got jax_use_shardy_partitioner=False")
     static = static._replace(backend=choose(static.backend, "jax", platform).name)
     names, size = static.names(len(operands)), batch_of(*operands)
     is_lone = [name != "matrix" and x.shape[0] == 1 for name, x in zip(names, operands, strict=True)]

@@ -157,12 +157,13 @@ def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, F
         seed, form = key_vector(seed)[0], None
     else:
         form = None if variant.size is None else "population"
-    if is_jax(seed) and not isinstance(seed, jax.core.Tracer) and seed.shape == (4,) and is_on_host(seed):
+    is_data = getattr(seed, "shape", None) == (4,) and seed.dtype == np.uint32
+    if is_data and is_jax(seed) and not isinstance(seed, jax.core.Tracer) and is_on_host(seed):
         seed = np.asarray(seed)
     if seeds is not None and isinstance(seed, (list, tuple, np.ndarray)) and batch_length(seed) is not None:
         key_words(seed)  # Checks each key.
     offset = seed.offset if isinstance(seed, Key) else 0
-    if isinstance(seed, np.ndarray) and seed.shape == (4,):
+    if is_data and isinstance(seed, np.ndarray):
         offset = int(seed[2]) << 32 | int(seed[3])
     if isinstance(offset, int) and offset >= MOST_OFFSETS:
         raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")

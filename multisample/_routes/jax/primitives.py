@@ -178,6 +178,13 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, static: Stati
     return results, [0] * len(results)
 
 
+def _refuse(*operands: Any, static: Static) -> Any:
+    raise ValueError(
+        f"mu, sigma: expected arrays on JAX's platforms {' and '.join(PLATFORMS)}, got a program that JAX compiles for"
+        " another platform"
+    )
+
+
 for _primitive in _PRIMITIVES.values():
     _primitive.multiple_results = True
     _primitive.def_abstract_eval(_types)
@@ -185,6 +192,7 @@ for _primitive in _PRIMITIVES.values():
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
     batching.primitive_batchers[_primitive] = _batch
+    mlir.register_lowering(_primitive, mlir.lower_fun(_refuse, multiple_results=True))
     for _platform in PLATFORMS:
         _function = functools.partial(lowered, _platform)
         mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True), platform=_platform)

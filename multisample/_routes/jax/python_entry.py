@@ -21,7 +21,7 @@ from numba import types
 
 from multisample.backends.kernels.compilation import inline, source_digest
 from multisample.backends.kernels.cpu.addresses import c_string, call_c, numbers_at, symbol, word_at
-from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire, stack_array
+from multisample.backends.kernels.cpu.intrinsics import compare_exchange, fetch_add, load_acquire, stack_array
 from multisample.backends.system.sources import python_sources
 from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, INTERNAL, UNAVAILABLE
 
@@ -46,15 +46,23 @@ def enter_python(frame, target, launch):
     fetch_add(entry, _ENTERED, 1)
     closer = load_acquire(entry, _CLOSER)
     if closer != 0 and closer != _this_thread():
-        fetch_add(entry, _ENTERED, -1)
+        _leave(entry)
         return _error(frame, UNAVAILABLE, c_string("multisample: Python is shutting down, and a call needs it"))
     report = stack_array(2, np.int64)
     report[_FINISHED] = report[_ERROR] = 0
     _python(frame, target, launch, report.ctypes.data)
-    fetch_add(entry, _ENTERED, -1)
+    _leave(entry)
     if load_acquire(report, _FINISHED) == 0:
         return _error(frame, INTERNAL, c_string("multisample: an exception, which Python printed, ended a call"))
     return report[_ERROR]
+
+
+@inline
+def _leave(entry):
+    """Count one thread less. In a child forked inside a callback, `reopen` has set the count to 0."""
+    entered = load_acquire(entry, _ENTERED)
+    while entered > 0 and not compare_exchange(entry, _ENTERED, entered, entered - 1):
+        entered = load_acquire(entry, _ENTERED)
 
 
 @inline
@@ -93,7 +101,7 @@ def close() -> None:
     _entry[_CLOSER] = threading.get_ident()
     # A thread adds 1 before it reads `_CLOSER`, so each thread that read 0 is counted. After this wait, none reads 0.
     time.sleep(1e-3)
-    while _entry[_ENTERED] > 0:
+    while _entry[_ENTERED]:
         time.sleep(1e-3)
 
 

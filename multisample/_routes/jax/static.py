@@ -138,6 +138,9 @@ _ENCODED = Static._fields[: Static._fields.index("operation")]
 @functools.lru_cache(1024)
 def decoded(string: bytes, operation: Operation) -> Static:
     """The static part of a custom call with this string, without lengths."""
-    fields = json.loads(string)
+    try:
+        fields = json.loads(string)
+    except ValueError:
+        raise ValueError("seed: expected a program of this version of multisample: export it again") from None
     parameters = tuple(Parameter(number, *map(tuple, lengths)) for number, *lengths in fields.pop("parameters"))
     return Static(**fields | {"batched": tuple(fields["batched"])}, parameters=parameters, operation=operation)
