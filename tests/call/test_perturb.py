@@ -155,6 +155,18 @@ def test_structures_and_their_ids() -> None:
     assert perturb([], 0.5, seed=7) == [] and perturb({}, 0.5, seed=7) == {}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_plan_knows_no_ids_but_integers() -> None:
+    a, changing = [np.zeros(3, np.float32)], torch.tensor(1)
+    one = perturb(a, 0.5, seed=7, ids=[1])[0]
+    for wrong in (1.0, True):
+        with pytest.raises(TypeError, match="^ids"):
+            perturb(a, 0.5, seed=7, ids=[wrong])
+    assert same(perturb(a, 0.5, seed=7, ids=[changing])[0], one)
+    changing += 5
+    assert same(perturb(a, 0.5, seed=7, ids=[changing])[0], perturb(a, 0.5, seed=7, ids=[6])[0])
+
+
 class Tied(torch.nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()

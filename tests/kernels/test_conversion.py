@@ -14,7 +14,7 @@ from tables import DTYPES
 
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend
 from multisample.backends.kernels.cuda import conversion
-from multisample.backends.launch import INPUTS, ElementType, Launch, Operation, pack
+from multisample.backends.launch import INPUTS, SPAN, ElementType, Launch, Operation, Span, pack
 from multisample.backends.system import cuda_driver
 
 SCRATCH, STRUCT = 2**40, struct.Struct(3 * conversion._CONVERSION.format + "Q")
@@ -109,3 +109,17 @@ def test_a_launch_converts_first(monkeypatch: pytest.MonkeyPatch, with_launcher:
     launched.clear()
     backend.launch(at_copies(launch))
     assert launched == others != []
+
+
+def test_a_population_of_more_members_than_a_grid_has_is_launched_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "launch_function", lambda: lambda *arguments: 0)
+    monkeypatch.setattr(cuda_driver, "driver", lambda: SimpleNamespace(cuCtxGetDevice=lambda ordinal: 0))
+    monkeypatch.setattr(cuda_driver, "relaxed_capture", contextlib.nullcontext)
+    x = np.zeros(8, np.float32)
+    span = Span(address_of(x), address_of(x), 0, 1, 8, 0, 0, 4, 0, 4, 0, 32, 32, 0)
+    spans = ctypes.create_string_buffer(SPAN.pack(*span))
+    launch = Launch(
+        operation=Operation.perturb, type=ElementType.float32, rows=1, columns=8, spans=1, matrix=ctypes.addressof(spans),
+        weights=0.5, weights_type=0, sigma_type=0, batch=65537, seed_at=4096, seed_step=8, origin_in_memory=1, matrix_step=4, device=0,
+    )  # fmt: skip
+    assert len(Backend().parameters(launch)) == 2

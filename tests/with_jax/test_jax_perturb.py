@@ -231,6 +231,8 @@ def test_vmap_is_a_population_in_one_call_for_each_type(jax_place: str) -> None:
     by_key = jax.jit(jax.vmap(lambda key: perturb(tree, 0.5, seed=key, backend=jax_place)))
     same(by_key(keys), stacked(expected))
     same(perturb(tree, 0.5, seed=keys), stacked(expected))
+    four = jax.random.split(jax.random.key(3), 4)  # As uint32, four numbers would be one key.
+    same(perturb(tree, 0.5, seed=four), stacked([perturb(tree, 0.5, seed=key) for key in four]))
     assert by_key.lower(keys).as_text().count("custom_call @multisample_perturb") == 2
     assert by_key(keys[:0])["w"].shape == (0, 9, 7)
     numbers = jnp.array([0.5, -1.0, 2.0])
