@@ -160,7 +160,7 @@ def test_a_plan_knows_no_ids_but_integers() -> None:
     a, changing = [np.zeros(3, np.float32)], torch.tensor(1)
     one = perturb(a, 0.5, seed=7, ids=[1])[0]
     for wrong in (1.0, True):
-        with pytest.raises(TypeError, match="^ids"):
+        with pytest.raises(TypeError, match=r"^ids"):
             perturb(a, 0.5, seed=7, ids=[wrong])
     assert same(perturb(a, 0.5, seed=7, ids=[changing])[0], one)
     changing += 5

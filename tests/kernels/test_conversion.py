@@ -119,7 +119,8 @@ def test_a_population_of_more_members_than_a_grid_has_is_launched_in_parts(monke
     span = Span(address_of(x), address_of(x), 0, 1, 8, 0, 0, 4, 0, 4, 0, 32, 32, 0)
     spans = ctypes.create_string_buffer(SPAN.pack(*span))
     launch = Launch(
-        operation=Operation.perturb, type=ElementType.float32, rows=1, columns=8, spans=1, matrix=ctypes.addressof(spans),
-        weights=0.5, weights_type=0, sigma_type=0, batch=65537, seed_at=4096, seed_step=8, origin_in_memory=1, matrix_step=4, device=0,
+        operation=Operation.perturb, type=ElementType.float32, rows=1, columns=8, spans=1, batch=65537,
+        matrix=ctypes.addressof(spans), matrix_step=4, weights=0.5, weights_type=0, sigma_type=0,
+        seed_at=4096, seed_step=8, origin_in_memory=1, device=0,
     )  # fmt: skip
     assert len(Backend().parameters(launch)) == 2
