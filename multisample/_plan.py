@@ -360,7 +360,7 @@ class PlanCache(Generic[P]):
         os.register_at_fork(after_in_child=self._after_fork)
 
     def __len__(self) -> int:
-        """What counts against the capacity."""
+        """The number of plans, which is at most the capacity."""
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:

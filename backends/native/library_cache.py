@@ -231,7 +231,8 @@ def _build(libraries: Mapping[Path, Library], meanwhile: Callable[[], object]) -
         if not libraries:
             return
         building = cache.folder(_FOLDER, _BUILDING, create=True)
-        for folder in building.iterdir():  # Of killed builds: no other build is running, since this one holds the lock.
+        # Folders of killed builds: other processes wait for the lock, and other threads for that of torch_ext.
+        for folder in building.iterdir():
             if (folder / _MARKER).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
         for place in filter(Path.exists, libraries):

@@ -134,7 +134,7 @@ class Target(NamedTuple):
     """What a target of custom calls does in Python."""
 
     call: Callable[[Frame, int], None]
-    """``call(frame, launch)`` executes the `Launch` at an address. For 0, it sets the state of a new executable."""
+    """``call(frame, launch)`` executes the `Launch` at an address. For address 0, it makes an executable's state."""
     type_id: int
     """The address of the type id of the state; the id is 0 until XLA assigns it."""
     type_name: str
@@ -147,7 +147,8 @@ class Target(NamedTuple):
 def handle(address: int, launch: int, target: Target) -> int:
     """Handle a call frame. Returns 0, or after an exception the address of an XLA error with its text.
 
-    `launch` is the address of the `Launch` of a call that is executed, and 0 in the other stages.
+    `launch` is the address of the `Launch` of a call that is executed. It is 0 where XLA makes an executable or
+    asks for metadata, the only other stages with a handler.
     """
     frame = Frame(address)
     try:

@@ -218,8 +218,8 @@ _SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vm
 def joined(x: Any, dim: int | None, size: int, inner: int | None = None) -> Any:
     """A tensor with one axis for the batches of two nested vmaps; as it is if it has neither axis.
 
-    `dim` is the axis of the outer vmap, of length `size`; None if all of its elements share `x`. `inner` is the length
-    of the axis of the inner vmap if `x` lacks this axis, which otherwise is the first of the others.
+    `dim` is the axis of the outer vmap, of length `size`; None if all of its elements share `x`. The axis of the inner
+    vmap is the first of the others. If `x` lacks that axis, `inner` is its length.
     """
     if dim is None and inner is not None:
         return x

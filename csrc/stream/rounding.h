@@ -69,7 +69,7 @@ MULTISAMPLE_FUNCTION Real converted(T x) {
   }
 }
 
-// Rounds a number of the computing type to the type of an element.
+// Rounds a number of the computing type to the type of an element. Narrower types have specializations.
 template <class Out, class Real>
 MULTISAMPLE_FUNCTION Out narrow(Real x) {
   return x;

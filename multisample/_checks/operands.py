@@ -295,7 +295,7 @@ def check_alignment(name: str, operand: Operand, address: int) -> None:
 def extent(operand: Operand) -> tuple[int, int]:
     """Begin and end of an array's bytes, relative to the address of its first element."""
     if 0 in operand.shape:
-        return 0, -(2**62)  # An end before every begin.
+        return 0, -(2**62)  # An empty range: it ends before any other begins.
     steps = [stride * (length - 1) for stride, length in zip(operand.strides, operand.shape, strict=True)]
     return sum(min(step, 0) for step in steps), ITEM_SIZES[operand.dtype] + sum(max(step, 0) for step in steps)
 

@@ -52,8 +52,8 @@ def variant_of(
 ) -> Variant:  # fmt: skip
     """The variant of a call with `length` coefficients, or None for a number; ValueError if lengths differ.
 
-    `seeds` is the number of seeds in a vector, or None for one seed; `members` likewise. `batch` says which arguments
-    PyTorch's vmap, which has made one call of several, has given the axis of the population.
+    `seeds` is the number of seeds in a vector, or None for one seed; `members` likewise. If PyTorch's vmap made one
+    call of several, `batch` says which arguments have the axis of the population.
     """
     own_keys, size = False, None
     if batch is not None:

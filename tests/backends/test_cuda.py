@@ -190,7 +190,6 @@ GRIDS = (
 )
 
 
-# Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
 def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
     """Strides of rows and columns and the index of the first element, all in elements."""
     return [(-(-(skip + n) // 4) * 4, 1, GUARD + skip), (n, 1, GUARD + 1), (n + 1 + n % 2, 1, GUARD), (1, d, GUARD)]
@@ -230,6 +229,7 @@ def cases(grid: Grid) -> Iterator[Case]:
             yield Case(d, n, top, skip, *place, antithetic, place[1] != 1 and number % 2 == 1)
 
 
+# Several small matrices share a block: `test_batches.py` compares them with launches of one matrix.
 def test_the_cases_have_every_store_kind() -> None:
     of_one_matrix = [kind for kind in StoreKind if kind != StoreKind.kSmallMatrices]
     for dtype, noise, fast_math in itertools.product(DTYPES, NOISES, (False, True)):

@@ -41,8 +41,8 @@ class Parameter(NamedTuple):
 class Static(NamedTuple):
     """All of a call that a program is compiled for.
 
-    A custom call has the fields up to `has_factors` as a string. Saved programs have such strings, so a new field has a
-    default.
+    A custom call has the fields up to `has_factors` as a string, also in programs that were saved: a new field needs a
+    default, and a renamed field makes users export their programs again.
     """
 
     backend: str
