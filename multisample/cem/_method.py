@@ -259,10 +259,13 @@ class CEM(Generic[ArrayT]):
         ValueError
             If the shape, type or device of `out` differs from the result's.
         """
-        offset, seed = self._generator.offset, self._seeds
-        keys = Key(self._generator.seed, offset) if seed is None else np.stack([seed, np.full_like(seed, offset)], -1)
-        samples: ArrayT = self._drawn(keys, self._state.mu, self._state.sigma, out)
-        self._generator.take()
+        seed, key = self._seeds, self._generator.take()
+        try:
+            keys = key if seed is None else np.stack([seed, np.full_like(seed, key.offset)], -1)
+            samples: ArrayT = self._drawn(keys, self._state.mu, self._state.sigma, out)
+        except BaseException:
+            self._generator._put_back(*key)
+            raise
         self._asked = keys, self._state.mu, self._state.sigma
         return samples
 
@@ -477,8 +480,8 @@ class CEM(Generic[ArrayT]):
         TypeError
             If the assigned state has other keys, or values that are not numbers.
         ValueError
-            If a value with which the run continues is out of range, or an array has another shape. The object is then
-            unchanged.
+            If an array of the assigned state has another shape, or if ``mu``, ``sigma``, ``told``, ``seed``, ``offset``
+            or a status in the history is out of range. The object is then unchanged.
         """
         self._fetch()
         generator, saved = self._generator.state, self._arrays.saved
@@ -830,7 +833,7 @@ def placed(arrays: Arrays, name: str, value: Any, batch: tuple[int, ...], dims: 
     ValueError unless it is a number, or has shape `dims` or ``(*batch, *dims)``. Several `dims` broadcast. A last axis
     of length 1 may be additional.
     """
-    array = arrays.cast(adopted(arrays, name, np.array(value) if is_number(value) else value))
+    array = arrays.cast(adopted(arrays, name, np.array(value, float) if isinstance(value, numbers.Real) else value))
     outer, shape = (*batch, *dims), tuple(array.shape)
     if shape == (*outer, 1):
         array, shape = array[..., 0], outer
@@ -849,7 +852,7 @@ def _state_array(name: str, value: Any) -> HostArray:
     """``state[name]`` as an array of numbers, or of Python's integers; TypeError otherwise."""
     try:
         if name in ("told", "seed", "offset"):  # NumPy would convert [2**63, 0] to float64.
-            return np.array(value if isinstance(value, (int, list)) else as_numpy(name, value), object)
+            return np.array(value if isinstance(value, (int, list, tuple)) else as_numpy(name, value), object)
         array = as_numpy(name, value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)} ({error})") from error

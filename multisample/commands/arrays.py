@@ -67,10 +67,11 @@ def check_output(output: Path, *, force: bool) -> None:
     """ValueError or OSError if `output` cannot be the name of a new file."""
     if output.suffix.lower() != ".npy":
         raise ValueError(f"{output}: expected an output file that ends in .npy")
-    if output.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(output))
-    if output.exists() and not force:
-        raise _exists(output)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Not the OSError for a loop of links.
+        if not stat.S_ISREG(output.stat().st_mode):
+            raise FileExistsError(errno.EEXIST, "exists and is not a file", str(output))
+        if not force:
+            raise _exists(output)
 
 
 def _exists(output: Path) -> FileExistsError:
@@ -97,9 +98,8 @@ def new_file(output: Path, size: int, *, force: bool) -> Iterator[BinaryIO]:
             yield file
         if mode is not None:
             temporary.chmod(mode)
-        if not force:  # Take the name, so that no other file that has appeared is replaced.
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        temporary.replace(target)
+        if force or not _link(temporary, target):
+            temporary.replace(target)
     except FileExistsError:
         raise _exists(output) from None
     except OSError as error:
@@ -109,3 +109,18 @@ def new_file(output: Path, size: int, *, force: bool) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _link(temporary: Path, target: Path) -> bool:
+    """Give the file `temporary` the name `target` too; FileExistsError if the name is taken.
+
+    Where the file system has no hard links, return False with an empty file in place of `target`.
+    """
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        return False
+    return True

@@ -129,7 +129,8 @@ def _check(
 def windows(shape: tuple[int, int], capacity: int) -> Iterator[tuple[slice, slice]]:
     """Windows of at most `capacity` elements that tile a matrix of this shape: contiguous, in the order of its file."""
     height, width = shape
-    # The stream has blocks of four columns. Windows of whole blocks compute no block twice.
+    # The stream has blocks of four samples. Windows of whole blocks compute no block twice. With layout nd, windows of
+    # one to three rows compute each block up to four times, because the file is written in its order.
     if width > capacity:
         rows, columns = 1, capacity - capacity % 4
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ def add_parser(subparsers: Any) -> Any:
         " stops the training, and --resume continues it with the same results as without the stop.",
     )
     parser.add_argument(
-        "--minutes", type=float, default=3.0, help="training time of this run (default: 3), up to one iteration"
+        "--minutes", type=_positive, default=3.0, help="training time of this run (default: 3), up to one iteration"
         " more",
     )  # fmt: skip
     parser.add_argument(
@@ -242,6 +243,13 @@ def _animate_best(learner: Learner, played: Played, path: Path) -> None:
         features=learner.settings.features, height=_HEIGHT,
     )  # fmt: skip
     pictures.animate(path, made, _HEIGHT)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return value
 
 
 def _count(text: str) -> int:

@@ -69,3 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for k, (loc, scale, best_loc, best_scale) in enumerate(zip(*(x.tolist() for x in result), strict=True)):
         print(f"{k:6}  {loc:11.3f}  {best_loc:7.3f}  {scale:16.4f}  {best_scale:7.4f}")
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

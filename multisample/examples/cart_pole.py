@@ -162,3 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for k in range(11, len(lines), 12):
         print(f"{(k + 1) * SECONDS_PER_STEP:7.2f}  {lines[k]}")
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

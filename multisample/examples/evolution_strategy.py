@@ -112,3 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for t in (*range(0, len(scores), 20), len(scores) - 1):
         print(f"{t:4d}{scores[t]:12.3f}  {' '.join(sorted(text[:12] for text in digests[t]))}")
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -101,3 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{t:4d}{losses[t]:10.4f}")
     print(f"after backpropagation: {backward_loss:.4f}")
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

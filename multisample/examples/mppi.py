@@ -207,3 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         distance = math.hypot(x - float(GOAL[0]), y - float(GOAL[1]))
         print(f"{(k + 1) * float(SECONDS):7.2f}{x:8.2f}{y:8.2f}{distance:22.2f}")
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

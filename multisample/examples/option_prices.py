@@ -234,3 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, values in estimates.items():
             print(f"{name:36}{statistics.fmean(values):10.4f}  {statistics.stdev(values):.5f}")
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -169,3 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for t in (0, 20, 50, 100, 199):
         print(f"{t:4d}" + "".join(f"{losses[t]:12.4f}" for losses in runs.values()))
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,7 +5,10 @@ import json
 import math
 import re
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -370,6 +373,7 @@ def test_samples_are_clipped_to_the_bounds(bounds: Callable[[Any, Any], Any]) ->
     assert result.mu[1:3].tolist() == [0.5, 2]
     start = np.full(6, 0.7, np.float32)  # float32 rounds 0.7 down.
     assert CEM(start, 1.0, N, seed=SEED, bounds=bounds(0.7, 1)).ask().min() == start[0]
+    assert np.ptp(CEM(START, 9.0, N, seed=SEED, bounds=(Fraction(-3), Fraction(7, 2))).ask()) == 6.5
     assert cem.step(cem.start(start, 1.0), SEED, sphere, N, bounds=bounds(0.7, 1)).mu.min() >= start[0]
 
 
@@ -514,6 +518,17 @@ def test_tell_and_ask_raise_for_wrong_arrays() -> None:
         run = CEM(jax.numpy.asarray(START), 1.0, N, seed=SEED)
         with pytest.raises(TypeError, match=r"^out: expected a mutable array"):
             run.ask(run.ask())
+
+
+def test_concurrent_calls_of_ask_take_different_offsets_up_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, draw, both = CEM(START, 1.0, N, seed=SEED), _method.sample, threading.Barrier(2, timeout=60)
+    with monkeypatch.context() as patched, ThreadPoolExecutor(2) as executor:
+        patched.setattr(_method, "sample", lambda *args, **options: both.wait() < 2 and draw(*args, **options))
+        samples = [future.result() for future in [executor.submit(run.ask) for _ in range(2)]]
+    assert not np.array_equal(*samples)
+    run.state = {**run.state, "offset": 2**64}
+    with pytest.raises(OverflowError, match=r"^generator: .*used up"):
+        run.ask()
 
 
 def test_libraries_without_arithmetic_raise() -> None:

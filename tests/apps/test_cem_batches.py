@@ -377,6 +377,13 @@ def test_ask_tell_and_state_have_the_shape_of_the_mean() -> None:
     assert np.array_equal(resumed.ask(), search.ask(x))
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_seeds_of_a_state_may_be_python_integers(kind: Callable[[list[int]], Any]) -> None:
+    search = CEM(np.zeros((B, D)), 2.0, N, seed=[0] * B)
+    search.state = {**search.state, "seed": kind(SEEDS)}
+    assert search.state["seed"].tolist() == SEEDS
+
+
 @pytest.mark.parametrize("searches", [None, 2])
 def test_steps_have_the_shape_of_the_mean(searches: int | None) -> None:
     batch = () if searches is None else (searches,)

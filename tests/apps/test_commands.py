@@ -277,7 +277,7 @@ def _npy(header: str) -> bytes:
     ("a.npy", b"hello", "a.npy: not a complete .npy file of numbers ("),
     ("a.npy", _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n"), "a.npy: not a complete .npy file"),
     # More than there is memory.
-    ("a.npy", _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}\n"), ""),
+    ("a.npy", _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}\n"), "shape (1099511627776,)"),
     ("a.npy", _npy("1" + "+1" * 4000 + "\n"), "a.npy: not a complete .npy file"),
     ("a.npy", _npy("{[]: 1}\n"), "a.npy: not a complete .npy file"),
     ("a.npz", b"hello", "mu: expected a number or a .npy file, got 'a.npz'"),
@@ -300,7 +300,10 @@ def test_the_error_names_a_loop_of_links(draw_files: Run, folder: Path) -> None:
     Path("loop.npy").symlink_to("loop.npy")
     Path("around").symlink_to("around")
     draw_files(mu="loop.npy").failed("loop.npy: Too many levels of symbolic links")
-    draw_files("-o", "around/x.npy").failed("around/x.npy: Too many levels of symbolic links")
+    for output in ("loop.npy", "around/x.npy"):
+        for force in ([], ["--force"]):
+            draw_files("-o", output, *force).failed(f"{output}: Too many levels of symbolic links")
+    assert Path("loop.npy").is_symlink()
 
 
 def test_errors_for_bad_vectors_name_the_file(draw_files: Run) -> None:
@@ -347,7 +350,9 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
     (["--forc"], "unrecognized arguments: --forc", 2),
     (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
     (["-o", "nowhere/x.npy"], "nowhere/x.npy: No such file or directory", 1),
-    (["-o", "folder.npy", "--force"], "folder.npy: Is a directory", 1),
+    (["-o", "folder.npy", "--force"], "folder.npy: exists and is not a file", 1),
+    (["-o", "fifo.npy", "--force"], "fifo.npy: exists and is not a file", 1),
+    (["-o", "loop.npy"], "loop.npy: Too many levels of symbolic links", 1),
     (["-o", "mu.npy"], "mu.npy: exists; --force overwrites it", 1),
 ])  # fmt: skip
 def test_bad_options_print_an_error(
@@ -355,8 +360,11 @@ def test_bad_options_print_an_error(
 ) -> None:
     monkeypatch.setattr(draw, "windows", lambda *args: pytest.fail("it began to draw"))
     Path("folder.npy").mkdir()
+    os.mkfifo("fifo.npy")
+    Path("loop.npy").symlink_to("loop.npy")
     draw_files(*options).failed(message, code)
-    assert files(folder) == {"mu.npy", "sigma.npy", "folder.npy"}
+    assert files(folder) == {"mu.npy", "sigma.npy", "folder.npy", "fifo.npy", "loop.npy"}
+    assert Path("fifo.npy").is_fifo()
 
 
 def test_the_version_and_bad_commands(run: Run) -> None:
@@ -426,9 +434,23 @@ def test_force_overwrites(draw_files: Run) -> None:
     same("mu.npy", expected(MU, 1))
 
 
+@pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_appears_while_a_matrix_is_drawn_is_not_replaced(
-    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
+    linked, link = [], os.link
+
+    def give_name(path: Path, name: Path) -> None:
+        if not links:
+            raise OSError(errno.EPERM, "no hard links")
+        linked.append((name.exists(), path.stat().st_size))
+        link(path, name)
+
+    monkeypatch.setattr(os, "link", give_name)
+    assert draw_files("-o", "y.npy").code == 0
+    same("y.npy", expected())
+    # The first file with the name is complete.
+    assert linked == [(False, Path("y.npy").stat().st_size)] * links
     windows = draw.windows
 
     def disturbed(*args: Any) -> Iterator[tuple[slice, slice]]:
@@ -439,7 +461,7 @@ def test_a_file_that_appears_while_a_matrix_is_drawn_is_not_replaced(
     monkeypatch.setattr(draw, "windows", disturbed)
     draw_files().failed("x.npy: exists; --force overwrites it")
     assert Path("x.npy").read_text() == "mine"
-    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
+    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy", "y.npy"}
 
 
 def test_writing_to_a_link_keeps_the_link_and_a_new_file_has_default_permissions(draw_files: Run) -> None:

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import runpy
 import shutil
 import statistics
 import subprocess
@@ -350,6 +351,17 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, on_cluster: bool, capsys: py
     else:
         assert option_prices.main(argv) == 0
     assert capsys.readouterr().out.startswith("price 5.4")
+
+
+@pytest.mark.parametrize("name", sorted({*examples.__all__} - {"tetris"}))
+def test_examples_are_programs_and_attributes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, f"multisample.examples.{name}")
+    monkeypatch.delattr(examples, name)
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module(f"multisample.examples.{name}", run_name="__main__")
+    assert exit_.value.code == 0
+    assert getattr(examples, name).main
 
 
 @pytest.mark.parametrize(("program", "library"), [

@@ -107,6 +107,7 @@ def test_an_older_run_is_continued_and_not_overwritten(run: Any, folder: Path) -
 
 
 @pytest.mark.parametrize(("options", "code", "message"), [
+    *((("--minutes", text), 2, f"--minutes: expected a positive number, got '{text}'") for text in ("0", "nan", "inf")),
     (("--iterations", 0), 2, "--iterations: expected a positive integer, got '0'"),
     (("--workers", 0), 2, "--workers: expected a positive integer"),
     (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), 2, "not allowed with"),

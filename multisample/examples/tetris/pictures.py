@@ -59,7 +59,10 @@ def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
 
 
 def animate(path: Path, moves: Sequence[Move], height: int) -> None:
-    """Write the moves of a game on `height` rows as GIF. Of moves within a game, the first gives the board."""
+    """Write the moves of a game on `height` rows as GIF.
+
+    If `moves` begin after the first move of the game, the first of them is not shown: only its board is used.
+    """
     from PIL import Image, ImageDraw
 
     size = (COLUMNS * _CELL + 2 * _MARGIN, height * _CELL + 2 * _MARGIN + _CAPTION)
