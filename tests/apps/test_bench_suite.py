@@ -17,10 +17,10 @@ from scipy.stats import chi2, norm
 from bench.studies import testu01
 from bench.suites import curanddx_peer
 from bench.suites.cases import MODES, Case, vectors
-from bench.suites.contenders import CPU, CUDA, Contender
+from bench.suites.contenders import CPU, Contender
 from bench.suites.running import CudaRunner
 from bench.suites.sample_checks import check_moments, moment_errors
-from bench.suites.timing import BUSY, MOST_KEPT, Ring, measure
+from bench.suites.timing import BUSY, measure
 from multisample.backends.native import toolchain
 from reference import stream as reference
 
@@ -95,14 +95,6 @@ def test_the_time_of_a_call_is_between_its_marks() -> None:
     assert times.host <= times.pipelined == times.device
 
 
-def test_a_ring_keeps_the_latest_results_alive() -> None:
-    made: list[int] = []
-    Ring(2**27).warm_up(lambda: made.append(0))
-    assert len(made) == 4, "two that are kept, the next one, and one in memory that was freed"
-    for size, kept in ((2**40, 1), (2**28, 1), (2**20, 256), (4, MOST_KEPT), (0, MOST_KEPT)):
-        assert Ring(size).kept.maxlen == kept
-
-
 @pytest.mark.parametrize(("ours", "noise"), [(False, "independent"), (True, "shared")])
 def test_peers_are_measured_once_and_ours_once_per_mode_and_the_fastest_variant_counts(ours: bool, noise: str) -> None:
     device, starts = Clockwork(), []
@@ -133,18 +125,6 @@ def test_unavailable_contenders_are_skipped_with_a_reason(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "path", [])
     reason = curanddx_peer.missing(curanddx_peer.HEADERS) or ""
     assert all(header.name in reason and header.package in reason for header in curanddx_peer.HEADERS)
-
-
-def test_contenders_are_in_the_groups_of_their_modes_and_noises() -> None:
-    def names(noise: str, mode: str) -> set[str]:
-        return {name for name, each in CUDA.items() if mode in each.modes and each.fits(Case(D, N, noise=noise))}
-
-    ours = {"torch_ext", "cupy", "numba"}
-    assert names("shared", "portable") == names("shared", "fast_math") == ours | {
-        "torch_eager", "torch_compile", "original_kernel",
-    }  # fmt: skip
-    assert names("independent", "fast_math") - names("independent", "portable") == {"curanddx_fast_math"}
-    assert ours | {"curanddx", "torch_compile"} <= names("independent", "portable") - {"original_kernel"}
 
 
 def reference_numbers(test: int, order: str, seed: int, block: int) -> list[float]:

@@ -1,8 +1,4 @@
-"""The kernels in Python, and launches of the numba backend, without a GPU.
-
-Whole grids of the plain kernels run in the emulation and equal the cpu backend bit for bit. The emulation checks every
-memory access: see emulated_gpu.py. test_cuda_sources.py does the same for the kernels in C++.
-"""
+"""The kernels in Python, and launches of the numba backend, without a GPU: see emulated_gpu.py."""
 
 import ctypes
 import functools

@@ -2,8 +2,6 @@
 
 Every rank runs every case, since processes take seconds to start. A case passes if each rank holds the block
 of the single-device matrix that PyTorch's `distribute_tensor` sends to that rank.
-
-python tests/support/sharded_ranks.py cpu RANK WORLD_SIZE FOLDER torch_ext,cpu
 """
 
 import datetime
