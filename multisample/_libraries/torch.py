@@ -68,11 +68,13 @@ def has_function_mode() -> bool:
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-_KEYS: Any = torch._C.DispatchKey
-_SEEING = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, (
-    _KEYS.Python, _KEYS.PythonTLSSnapshot, _KEYS.FuncTorchDynamicLayerFrontMode, _KEYS.FuncTorchDynamicLayerBackMode,
-)))  # fmt: skip
-"""The dispatch keys whose kernels see an operation before the tensor's own does."""
+@functools.cache
+def _seeing() -> Any:
+    """The dispatch keys whose kernels see an operation before the tensor's own does."""
+    keys = torch._C.DispatchKey
+    return functools.reduce(operator.or_, map(torch._C.DispatchKeySet, (
+        keys.Python, keys.PythonTLSSnapshot, keys.FuncTorchDynamicLayerFrontMode, keys.FuncTorchDynamicLayerBackMode,
+    )))  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -81,7 +83,7 @@ def unseen() -> Iterator[None]:
     trace = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)
     try:
-        with torch._C._ExcludeDispatchKeyGuard(_SEEING), torch._C.DisableTorchFunction():
+        with torch._C._ExcludeDispatchKeyGuard(_seeing()), torch._C.DisableTorchFunction():
             yield
     finally:
         torch._C._set_tracing_state(trace)
