@@ -62,12 +62,12 @@ class TorchExtBackend:
         """Compiled functions, once the library is loaded. None if they cannot run in this process."""
 
     def status(self) -> BackendStatus:
-        if importlib.util.find_spec("torch") is None:
-            return BackendStatus(False, ("package torch is not installed: pip install 'torch>=2.11'",))
         try:
             version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
-            version = "0 of unknown version"
+            version = ""
+        if not version or importlib.util.find_spec("torch") is None:
+            return BackendStatus(False, ("package torch is not installed: pip install 'torch>=2.11'",))
         reasons = []
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < _LEAST_TORCH:
             least = ".".join(map(str, _LEAST_TORCH))
