@@ -64,16 +64,19 @@ def _compile_kernels() -> str:
     kernels = calls.kernels()
     done: list[tuple[bool, set[tuple[str, type[Warning]]]]] = []
     start = time.monotonic()
+
+    def show() -> None:
+        line.update(f"cpu: {len(done)} of {len(kernels)} kernels, {time.monotonic() - start:.0f} s")
+
     with LiveLine(sys.stderr, RARE) as line, Workers(min(thread_count(), len(kernels))) as pool:
+        show()
         waiting = {pool.submit(_compile, kernel) for kernel in kernels}
         # The pool notices the death only of workers that ran before the latest `submit`, so submit once more.
         pool.submit(int)
-        while True:
-            line.update(f"cpu: {len(done)} of {len(kernels)} kernels, {time.monotonic() - start:.0f} s")
-            if not waiting:
-                break
+        while waiting:
             finished, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
             done += [future.result() for future in finished]
+            show()
     # Show a warning once, even if several processes gave it.
     for message, category in sorted({warning for _, found in done for warning in found}, key=str):
         warnings.warn(message, category, stacklevel=1)
