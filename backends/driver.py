@@ -116,9 +116,9 @@ Kernels ignore a word whose address is not null.
 """
 
 _Converter: TypeAlias = Callable[[Sequence[Any], int, int], tuple[_Ready, list[Any], int]]
-"""``convert(addresses, stream, scratch)``: the kernel that converts vectors, the addresses, and the rest of scratch.
-
-The first addresses are those of `INPUTS`. The address of a converted vector becomes that of its copy in scratch memory.
+"""``convert(addresses, stream, scratch)`` returns three things: the launch of the kernel that converts vectors; the
+addresses that later kernels read, in which a copy in scratch memory replaces each converted vector; and the address
+where unused scratch memory begins. `addresses` begins with the addresses of mu, sigma and weights.
 """
 
 _WHOLE_LAUNCH = slice(0, PACKED_LAUNCH)

@@ -399,7 +399,7 @@ def put_guarded(key: Hashable, guard: Guard, run: Callable[..., Any]) -> None:
 
 
 def run_planned(call: Call, backend: Backend, library: Library) -> Any:
-    """Run a checked call with adopted arrays, now of `library`, by a cached or a new plan of `backend`."""
+    """Run a checked call, whose arrays are of `library`, by a plan of `backend` that is in the cache or new."""
     if call.generator is None and call.seed is None:  # Else PyTorch's generator would advance for adopted tensors.
         call = call._replace(generator=DEFAULT_GENERATOR)
     vectors = [call.mu, call.sigma, call.weights]

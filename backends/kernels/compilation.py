@@ -170,10 +170,9 @@ def compile_cached(
 ) -> CompileResult:
     """Compile `function` for `signature`, or load it from the cache: see `cached`.
 
-    The result's `entry_point` does not check that its arguments have the types of the signature: Numba's dispatcher,
-    which checks them, costs a third of a small call. The kernel would misread an array of another type or dimension:
-    pass only checked arrays. BackendUnavailableError if the working directory was deleted, since Numba cannot compile
-    without one.
+    The result's `entry_point` does not check the types of its arguments, since Numba's dispatcher, which does, costs a
+    third of a small call. Pass only checked arrays: the kernel would misread an array of another type or dimension.
+    BackendUnavailableError if the working directory was deleted, since Numba cannot compile without one.
     """
     dispatcher = cached(function, name, digest, allocates=allocates)
     try:

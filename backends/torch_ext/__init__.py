@@ -59,7 +59,7 @@ class TorchExtBackend:
         self._cpu: Any = None
         self._cuda: Any = None
         self.builtins: Builtins | None = None
-        """Compiled functions, once the library is loaded. None if they cannot run in this process."""
+        """Compiled functions, once the library is loaded. None if this process cannot call compiled functions."""
 
     def status(self) -> BackendStatus:
         try:
@@ -141,7 +141,7 @@ class TorchExtBackend:
         return library
 
     def _load_unit(self, library: Any, kind: LibraryKind, launch: Launch) -> None:
-        """Load the unit for launches like `launch` unless it is loaded, and build it first if necessary."""
+        """Load the unit that launches like `launch` need. Builds the unit first if no library has it."""
         number = units.kind_of(launch)
         with self._lock:
             if library.multisample_has_unit(number):

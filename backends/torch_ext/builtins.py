@@ -19,7 +19,7 @@ _SIGNATURE = struct.Struct("5q3i2I4x")
 class Builtins:
     """The builtin functions of the loaded library at `path`. `run` is a C function that takes a packed launch.
 
-    ValueError if the library finds no Python in this process, or if the tensors of this PyTorch have no known layout.
+    ValueError if the process has no Python, or if PyTorch's tensors have their addresses at an unknown place.
 
     Attributes
     ----------

@@ -6,7 +6,7 @@
 
 namespace multisample {
 
-// Blocks whose index on the grid's y axis is y convert vector y.
+// The blocks with blockIdx.y = k convert vector k.
 template <class Real>
 __global__ void conversion_kernel(const __grid_constant__ Conversions conversions) {
   const Conversion& conversion = conversions.each[blockIdx.y];

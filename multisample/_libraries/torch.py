@@ -58,7 +58,7 @@ def is_transforming() -> bool:
 
 
 def _has_tangents() -> bool:
-    """Whether operations see tangents of forward-mode AD. The forward pass of an autograd function does not."""
+    """Whether operations see tangents of forward-mode AD. Those in an autograd function's `forward` see none."""
     return forward_ad._current_level >= 0 and bool(torch._C._is_fwd_grad_enabled())
 
 

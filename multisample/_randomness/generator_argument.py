@@ -100,7 +100,7 @@ def is_listed(generator: Any) -> bool:
 
 @contextlib.contextmanager
 def keys_from(generators: Any, library: Library, device: Device) -> Iterator[list[Key]]:
-    """One key from each of several generators, for arrays of `library`. After an exception they are as before.
+    """One key from each of several generators, for arrays of `library`. An exception puts all offsets back.
 
     TypeError or ValueError unless each can give one.
     """

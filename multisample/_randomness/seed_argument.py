@@ -142,7 +142,10 @@ def is_in_array(seed: Any) -> bool:
         return True
     if isinstance(seed, (int, np.integer, Key)) or seed is None:
         return False
-    shape = getattr(seed, "shape", None)
+    try:
+        shape = getattr(seed, "shape", None)
+    except Exception:  # A foreign class may raise anything; the check of a single seed reports it.
+        shape = None
     return isinstance(seed, (list, tuple)) or (isinstance(shape, tuple) and len(shape) > 0)
 
 

@@ -480,8 +480,8 @@ class CEM(Generic[ArrayT]):
         TypeError
             If the assigned state has other keys, or values that are not numbers.
         ValueError
-            If an array of the assigned state has another shape, or if ``mu``, ``sigma``, ``told``, ``seed``, ``offset``
-            or a status in the history is out of range. The object is then unchanged.
+            If an array of the assigned state has another shape than the search needs, or if ``mu``, ``sigma``,
+            ``told``, ``seed``, ``offset`` or a status in the history is out of range. The search is then unchanged.
         """
         self._fetch()
         generator, saved = self._generator.state, self._arrays.saved
@@ -558,7 +558,7 @@ class CEM(Generic[ArrayT]):
         return np.array(rounded(on_host("state", array), self._arrays.dtype_name))
 
     def _variance(self, value: Any, is_scheduled: bool = False) -> Any:
-        """`noise_floor` as a number, or as an array on the device. A check of an array of a schedule would wait."""
+        """`noise_floor` as a number, or as an array on the device. A check of a schedule's array would wait."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
         if is_scheduled:

@@ -8,7 +8,7 @@ from typing import Any
 from multisample.backends.contract import HostArray
 
 RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED, STOPPED_BY_CALLBACK = range(6)
-"""The last iteration of a run has changed mean and standard deviation if its status is less than UNSCORED."""
+"""How a run ended. With a status below UNSCORED, the last iteration has refitted the mean and standard deviation."""
 _REASONS = {
     RUNNING: "All {nit} iterations ran.",
     CONVERGED: "The largest standard deviation, {sigma:.3g}, is at most tol = {tol:.3g}.",

@@ -48,7 +48,7 @@ def read_vector(name: str, text: str) -> Vector:
     path = Path(text)
     if path.suffix.lower() != ".npy":
         raise ValueError(f"{name}: expected a number or a .npy file, got {text!r}")
-    # Not np.load, which treats any other file as a pickle and suggests allow_pickle. read_array refuses objects.
+    # np.load would read another format as a pickle, and would suggest allow_pickle. read_array refuses objects.
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns before it raises.
         try:

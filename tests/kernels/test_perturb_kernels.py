@@ -1,4 +1,4 @@
-"""The CUDA kernels of perturb without a GPU. Whole grids run on the CPU, and write the bits of the definition."""
+"""The CUDA kernels of perturb without a GPU: grids that run on the CPU write the bits that STREAM.md defines."""
 
 import ctypes
 import itertools

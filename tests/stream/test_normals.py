@@ -231,7 +231,8 @@ def test_words_equal_the_published_words(code: Code) -> None:
     assert np.array_equal(got, expected)
 
 
-# Number of words, bound of error / radius (r = R / 2), bound of the error. STREAM.md gives the bounds of float32.
+# For each type: how many words are tried; the largest error relative to the radius; the largest error. STREAM.md gives
+# the bounds of float32.
 WORST_CASES = {stream.F32: (300, 1e-6, 5.6e-6), stream.F64: (600, ERROR_F64_BY_RADIUS, math.inf)}
 
 

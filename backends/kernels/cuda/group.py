@@ -148,7 +148,7 @@ def _scaled_pairs(mu, sigma, z):
 
 
 def group_of(key: KernelKey, capability: tuple[int, int]) -> tuple[Any, ...]:
-    """The types of `key`, and the functions that make the elements of a group on devices of a compute capability.
+    """The types and functions with which the kernel `key` computes the elements of a group.
 
     Returns the computing type; the type of an element in memory, which is its bits if it has 16; the columns of a
     group; both functions of `_noise`; ``scaled(mu, sigma, z)``, the elements from the four normals `z`;

@@ -173,11 +173,11 @@ def _of_integer(name: str, x: Any, stop: int) -> Any:
 
 
 def operands_of(words: Words) -> tuple[Any, ...]:
-    """The operands of a traced program, uint32: the seed, shape (b, 2), and the offsets, (b, 6), unless all are 0.
+    """The operands of a traced program, as uint32: seeds of shape (b, 2), and offsets of shape (b, 6).
 
-    `b` is 1 for values that are no vectors. The seed has its high half first, as JAX's keys have, so that a key is the
-    operand itself. The offsets have their low halves first. Offsets of 0 are left out, since XLA would run a kernel in
-    each call to make them.
+    `b` is the number of seeds of a batch, else 1. A seed has its high half first, as JAX's keys have, so that a key is
+    the operand itself. The offsets have their low halves first. If all offsets are 0, the program has no operand for
+    them: XLA would run a kernel in each call to make the zeros.
     """
     offsets = words.offsets
     if isinstance(offsets, tuple):

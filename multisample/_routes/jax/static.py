@@ -141,6 +141,6 @@ def decoded(string: bytes, operation: Operation) -> Static:
     try:
         fields = json.loads(string)
     except ValueError:
-        raise ValueError("seed: expected a program of this version of multisample: export it again") from None
+        raise ValueError("jax: another version of multisample exported this program: export it again") from None
     parameters = tuple(Parameter(number, *map(tuple, lengths)) for number, *lengths in fields.pop("parameters"))
     return Static(**fields | {"batched": tuple(fields["batched"])}, parameters=parameters, operation=operation)
