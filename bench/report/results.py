@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bench.suites.cases import Case
 
-FILES = {"gpu": "h200", "operations": "operations-h200", "original": "original-h200", "cpu": "epyc-2-cores"}
+FILES = {"gpu": "h100", "operations": "operations-h100", "original": "original-h200", "cpu": "epyc-2-cores"}
 """The results of the suites that the pages show."""
 
 Row: TypeAlias = dict[str, Any]
