@@ -253,18 +253,15 @@ def arrays_like(array: Any) -> Arrays:
     return _jax_arrays(dtype_name, device, where, str(jax.numpy.result_type(float)))
 
 
-def on_host(name: str, array: Any) -> HostArray:
-    """Convert any library's array to a NumPy array; waits for the device."""
-    library = library_of(name, array)
-    return np.asarray(array) if library.foreign else library.to_host(array)
-
-
 def as_numpy(name: str, array: Any) -> HostArray:
-    """Convert any library's array, or a sequence, to a NumPy array."""
+    """Convert any library's array, or a sequence, to a NumPy array; waits for the device."""
     try:
         return np.asarray(array)
     except (TypeError, RuntimeError):  # The array is on another device, or requires grad.
-        return on_host(name, array)
+        library = library_of(name, array)
+        if library.foreign:
+            raise
+        return library.to_host(array)
 
 
 def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:
