@@ -13,7 +13,6 @@ python -m multisample examples mppi --device arrays    # NumPy, with the acceler
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -142,17 +141,10 @@ def costs_of(
 
     costs = cupy.empty(n, np.float32)
     arguments = plan, sigma, np.uint32(plan.size // 2), cupy.asarray(start), seed, offset, np.uint32(n), costs
-    cuda_kernel(fast_math)((-(-n // THREADS),), (THREADS,), arguments)
-    return costs
-
-
-@functools.cache
-def cuda_kernel(fast_math: bool) -> Any:
-    """`KERNEL`, compiled by NVRTC."""
-    import cupy
-
     draw = "fast_normals4" if fast_math else "normals4"
-    return cupy.RawKernel(KERNEL, "rollouts", (*OPTIONS, f"-DNORMALS4={draw}"))
+    kernel = cupy.RawKernel(KERNEL, "rollouts", (*OPTIONS, f"-DNORMALS4={draw}"))  # NVRTC compiles it once.
+    kernel((-(-n // THREADS),), (THREADS,), arguments)
+    return costs
 
 
 def costs_of_controls(controls: Any, start: Any) -> Any:
