@@ -28,12 +28,13 @@ def _type_name(array: Any) -> str:
 class Arrays:
     """Operations of one library, for one device and one dtype. This class is for NumPy and the base of the others."""
 
+    module = "numpy"
     mutable = True
     most_summed = 2**34
     """Length of the sums that the library computes; `sum` folds longer axes."""
 
     def __init__(self, dtype_name: str, device: Device) -> None:
-        self.xp: Any = np
+        self.xp: Any = importlib.import_module(self.module)
         self.dtype_name = dtype_name
         self.device = device
         self.real = "float64"
@@ -128,11 +129,8 @@ class Arrays:
 
 
 class _CupyArrays(Arrays):
+    module = "cupy"
     most_summed = 1
-
-    def __init__(self, dtype_name: str, device: Device) -> None:
-        super().__init__(dtype_name, device)
-        self.xp = importlib.import_module("cupy")
 
     def scope(self) -> Any:
         return self.xp.cuda.Device(self.device.ordinal)
@@ -148,6 +146,7 @@ class _CupyArrays(Arrays):
 class _JaxArrays(Arrays):
     """JAX's operations. Arrays that JAX traces, or that are on several devices, stay where they are."""
 
+    module = "jax.numpy"
     mutable = False
     most_summed = 1  # XLA chooses the order of a sum by the shape of the whole array, on a CPU too.
 
@@ -155,7 +154,6 @@ class _JaxArrays(Arrays):
         super().__init__(dtype_name, device)
         self.jax = sys.modules["jax"]
         self.where = where
-        self.xp = self.jax.numpy
         self.real = real
 
     def scope(self) -> Any:
@@ -188,10 +186,10 @@ def _jitted(function: Callable[..., Any]) -> Any:
 
 
 class _TorchArrays(Arrays):
+    module = "torch"
+
     def __init__(self, dtype_name: str, device: Device) -> None:
         super().__init__(dtype_name, device)
-        self.xp = importlib.import_module("torch")
-        self.where = str(device)
         # On a CPU, PyTorch splits a longer sum among threads if it is the only sum.
         self.most_summed = 2**14 if device.kind == "cpu" else 1
 
@@ -199,7 +197,7 @@ class _TorchArrays(Arrays):
         return self.xp.no_grad()
 
     def adopt(self, array: Any) -> Any:
-        return self.xp.as_tensor(array, device=self.where).detach()
+        return self.xp.as_tensor(array, device=str(self.device)).detach()
 
     def saved(self, array: HostArray) -> Any:
         return self.xp.from_numpy(array)
@@ -253,18 +251,15 @@ def arrays_like(array: Any) -> Arrays:
     return _jax_arrays(dtype_name, device, where, str(jax.numpy.result_type(float)))
 
 
-def on_host(name: str, array: Any) -> HostArray:
-    """Convert any library's array to a NumPy array; waits for the device."""
-    library = library_of(name, array)
-    return np.asarray(array) if library.foreign else library.to_host(array)
-
-
 def as_numpy(name: str, array: Any) -> HostArray:
-    """Convert any library's array, or a sequence, to a NumPy array."""
+    """Convert any library's array, or a sequence, to a NumPy array; waits for the device."""
     try:
         return np.asarray(array)
     except (TypeError, RuntimeError):  # The array is on another device, or requires grad.
-        return on_host(name, array)
+        library = library_of(name, array)
+        if library.foreign:
+            raise
+        return library.to_host(array)
 
 
 def adopted(arrays: Arrays, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:

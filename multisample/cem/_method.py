@@ -1,9 +1,10 @@
-"""`minimize` and `CEM`: arguments and state. `_refit` has the arithmetic, `_stopping` the end of a run."""
+"""`minimize` and `CEM`: arguments and state. `_refit` has the arithmetic."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +25,9 @@ from .._randomness.generator_argument import source_of
 from .._randomness.seed_argument import batch_of, host_words
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, Bounds, HostBackend, HostVector, Noise, Number, OwnArray, T, Tensor
-from ._arrays import Arrays, adopted, arrays_like, as_numpy, either, on_host
-from ._refit import COLUMNS, Settings, State, elite_weights, first_state, refit, refit_by_moments
-from ._stopping import CONVERGED, DIVERGED, RUNNING, STOPPED_BY_CALLBACK, message_of
-from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse_searches, run_tasks, split
+from ._arrays import Arrays, adopted, arrays_like, as_numpy, either
+from ._refit import COLUMNS, CONVERGED, DIVERGED, RUNNING, STOPPED, Settings, State, compiled, first_state, message_of
+from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse_searches, run_tasks
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -228,10 +228,7 @@ class CEM(Generic[ArrayT]):
             self._state = first_state(arrays, mu, sigma, self._batch)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
-        self._refit, self._refit_by_moments, self._weights = (
-            functools.partial(arrays.compiled(function), settings)
-            for function in (refit, refit_by_moments, elite_weights)
-        )
+        self._refit, self._weights, self._refit_by_moments = compiled(settings)
         self._rows: list[Any] = []  # Rows of the history that are still on the device.
         self._history: list[HostArray] = []
         self._told = 0
@@ -363,10 +360,14 @@ class CEM(Generic[ArrayT]):
         refuse_jax(self._state.mu)
         with arrays.scope():
             bounds = None if self._bounds is None else tuple(map(self._on_host, self._bounds))
-        return split(
-            k, mu=self._on_host(self.mu), sigma=self._on_host(self.sigma), key=self._generator.take(), n=self._n,
-            _bounds=bounds, _options=self._options, _arrays=arrays,
-        )  # fmt: skip
+        mu, sigma, key = self._on_host(self.mu), self._on_host(self.sigma), self._generator.take()
+        # Of one column, NumPy adds the rows in another order than of several, and a score could round differently.
+        k = min(k, self._n // 2)
+        edges = [self._n * i // k for i in range(k + 1)]
+        return [
+            Task(mu, sigma, key, begin, end - begin, self._n, bounds, self._options, arrays)
+            for begin, end in itertools.pairwise(edges)
+        ]
 
     def tell_scores(self, task: Task, scores: AnyArray) -> None:
         """Take the scores of a task. The last task of a generation refits mean and standard deviation.
@@ -443,7 +444,7 @@ class CEM(Generic[ArrayT]):
         """The result; with `is_stopped`, the callback has ended the searches that still ran."""
         status = np.asarray(self.status)
         if is_stopped:
-            status = np.where(status == RUNNING, STOPPED_BY_CALLBACK, status)
+            status = np.where(status == RUNNING, STOPPED, status)
         columns = dict(zip(COLUMNS[:-1], np.moveaxis(self._history_array(), -1, 0), strict=False))
         # Rows after the end of a search are NaN.
         nit = np.isfinite(columns["nonfinite"]).sum(axis=0)
@@ -540,7 +541,7 @@ class CEM(Generic[ArrayT]):
         if not self._rows:
             return
         with self._arrays.scope():
-            rows = on_host("history", self._arrays.xp.stack(self._rows))
+            rows = as_numpy("history", self._arrays.xp.stack(self._rows))
         history = self._history[-1:]
         for row in np.asarray(rows, np.float64):
             if history:
@@ -555,7 +556,7 @@ class CEM(Generic[ArrayT]):
         return np.array(self._history, np.float64).reshape(-1, *self._batch, len(COLUMNS))
 
     def _on_host(self, array: Any) -> HostArray:
-        return np.array(rounded(on_host("state", array), self._arrays.dtype_name))
+        return np.array(rounded(as_numpy("state", array), self._arrays.dtype_name))
 
     def _variance(self, value: Any, is_scheduled: bool = False) -> Any:
         """`noise_floor` as a number, or as an array on the device. A check of a schedule's array would wait."""
@@ -876,7 +877,7 @@ def _seeds_of_searches(seed: Any) -> HostArray | None:
     if batch_of(seed) is None:
         return None
     if not isinstance(seed, (list, tuple)):
-        integers = on_host("seed", seed)
+        integers = as_numpy("seed", seed)
         if library_of("seed", seed).device("seed", seed) != CPU:  # Kernels read them modulo 2**bits of their type.
             integers = integers.astype(f"u{integers.itemsize}")
         seed = integers

@@ -7,17 +7,32 @@ alone. The dimensions of a state keep their shape; all else here has one axis of
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from multisample.backends.contract import HostArray
+
 from ._arrays import Arrays
-from ._stopping import RUNNING, UNSCORED, status_after
 
 COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
 """Columns of the history: one row for each iteration."""
 
-INFINITY = float("inf")
+RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED, STOPPED = range(6)
+"""How a run ended. With a status below UNSCORED, the last iteration has refitted the mean and standard deviation."""
+
+_REASONS = {
+    RUNNING: "All {nit} iterations ran.",
+    CONVERGED: "The largest standard deviation, {sigma:.3g}, is at most tol = {tol:.3g}.",
+    COLLAPSED: "The standard deviation collapsed in iteration {nit}: adding it no longer changes the mean. If the"
+    " collapse was too early, set noise_floor or smoothing, or raise n or elite_frac.",
+    UNSCORED: "No score was finite in iteration {nit}, so mean and standard deviation cannot be refitted.",
+    DIVERGED: "The mean or the standard deviation overflowed in iteration {nit}; mu and sigma are from before it.",
+    STOPPED: "The callback ended the run.",
+}
 
 
 class Settings(NamedTuple):
@@ -58,8 +73,14 @@ def _reshaped(state: State, *shape: int) -> State:
 
 def first_state(arrays: Arrays, mu: Any, sigma: Any, batch: tuple[int, ...]) -> State:
     """The state before the first iteration; `batch` is the shape of scores."""
-    infinity = arrays.put(np.full(batch, INFINITY), arrays.real)
+    infinity = arrays.put(np.full(batch, math.inf), arrays.real)
     return State(mu, sigma, mu, infinity, infinity > 0)
+
+
+def compiled(settings: Settings) -> tuple[Callable[..., Any], ...]:
+    """`refit`, `elite_weights` and `refit_by_moments` with these settings, compiled if the arrays are JAX's."""
+    functions = refit, elite_weights, refit_by_moments
+    return tuple(functools.partial(settings.arrays.compiled(function), settings) for function in functions)
 
 
 def refit(settings: Settings, state: State, samples: Any, scores: Any, noise: Any) -> tuple[State, Any]:
@@ -107,10 +128,10 @@ def _elites(settings: Settings, scores: Any) -> tuple[Any, Any, Any, Any, Any]:
     Scores that are not finite become infinity, with weight 0. Other weights are 1.
     """
     arrays = settings.arrays
-    ranked = arrays.xp.where(arrays.xp.isfinite(scores), scores, INFINITY)
+    ranked = arrays.xp.where(arrays.xp.isfinite(scores), scores, math.inf)
     which = arrays.lowest(ranked, settings.elites)
     best_scores = arrays.at(ranked, which)
-    weight = best_scores < INFINITY
+    weight = best_scores < math.inf
     count = arrays.cast(weight.sum(-1))
     return which, best_scores, arrays.cast(weight), count, arrays.xp.where(count > 0, count, 1)[..., None]
 
@@ -128,7 +149,12 @@ def _followed(
     if smoothing != 1:
         mean = state.mu + smoothing * (mean - state.mu)
         sigma = state.sigma + smoothing * (sigma - state.sigma)
-    status = status_after(xp, mean, sigma, count == 0, settings.tol)
+    one_sigma_away = mean + sigma
+    status = xp.where((one_sigma_away == mean).all(-1), COLLAPSED, RUNNING)
+    if settings.tol is not None:
+        status = xp.where(xp.amax(sigma, -1) <= settings.tol, CONVERGED, status)
+    status = xp.where(xp.isfinite(one_sigma_away).all(-1), status, DIVERGED)
+    status = xp.where(count == 0, UNSCORED, status)
     goes_on = (state.running & (status < UNSCORED))[..., None]
     fun = arrays.cast(xp.amin(best_scores, -1), arrays.real)
     improved = state.running & (fun < state.fun)
@@ -146,3 +172,14 @@ def _followed(
         scores.shape[-1] - finite_count, status,
     )  # fmt: skip
     return _reshaped(following, *shape), xp.stack([arrays.cast(value, arrays.real) for value in row], -1)
+
+
+def message_of(n: int, tol: float | None, status: Any, nit: Any, nonfinite: Any, sigma: HostArray) -> str:
+    """The status in words. `sigma` has the largest standard deviation after each iteration of `n` scores."""
+    reason = _REASONS[int(status)]
+    if status == RUNNING and tol is not None and nit:
+        reason = "All {nit} iterations ran; the largest standard deviation, {sigma:.3g}, is above tol."
+    reason = reason.format(nit=nit, sigma=sigma[nit - 1] if nit else math.nan, tol=tol)
+    if not nonfinite:
+        return reason
+    return f"{reason} {nonfinite} of {n * nit} scores were NaN or infinite, and counted as worst."

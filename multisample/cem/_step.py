@@ -111,8 +111,6 @@ def step(
     settings = checked_settings(arrays, n, elite_frac, smoothing, tol)
     if seed is None:
         raise TypeError("seed: expected an integer, a Key or a JAX key for each step, got None")
-    if isinstance(noise_floor, (int, float)):
-        noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
     dims = shape[len(batch) :]
     if batch_of(seed) != (batch[0] if batch else None):
         accepted = f"a vector of {batch[0]} seeds" if batch else "one seed"
@@ -121,6 +119,10 @@ def step(
     with arrays.scope():
         pair = () if bounds is None else pair_of(bounds)
         edges = [placed(arrays, "bounds", edge, batch, dims).reshape((*shape, 1)) for edge in pair]
+        if isinstance(noise_floor, (int, float)):
+            noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
+        else:
+            noise_floor = placed(arrays, "noise_floor", noise_floor, batch, dims)
 
         def draw() -> Any:
             samples = sample(state.mu, state.sigma, n, seed=seed, **options)
@@ -128,7 +130,5 @@ def step(
 
         scores, samples, _ = arrays.score(f, draw(), draw)
         scores = adopted(arrays, "f", scores, (*batch, n))
-        if not isinstance(noise_floor, float):
-            noise_floor = placed(arrays, "noise_floor", noise_floor, batch, dims)
         following, _ = refit(settings, state, samples, scores, noise_floor)
     return following

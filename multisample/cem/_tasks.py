@@ -26,7 +26,7 @@ from .._limit_threads import limit_threads
 from .._randomness.generator import Key
 from .._randomness.seed_argument import batch_of
 from .._sample import sample
-from ._arrays import Arrays, adopted, on_host
+from ._arrays import Arrays, adopted, as_numpy
 
 _ON_HOST = Arrays("float64", CPU)
 # A call costs about as much as this number of elements.
@@ -59,7 +59,7 @@ class Task:
     start: int
     count: int
     n: int
-    _bounds: tuple[HostArray, HostArray] | None = dataclasses.field(repr=False)
+    _bounds: tuple[HostArray, ...] | None = dataclasses.field(repr=False)
     _options: Mapping[str, Any] = dataclasses.field(repr=False)
     _arrays: Arrays = dataclasses.field(repr=False)
 
@@ -110,18 +110,6 @@ class Task:
         return samples
 
 
-def split(k: int, **fields: Any) -> list[Task]:
-    """At most `k` tasks of nearly equal size, with these fields.
-
-    Each has at least two samples. With one column, NumPy adds the rows in another order than with several, and a score
-    could round differently.
-    """
-    n = fields["n"]
-    k = min(k, n // 2)
-    edges = [n * i // k for i in range(k + 1)]
-    return [Task(start=begin, count=end - begin, **fields) for begin, end in itertools.pairwise(edges)]
-
-
 def host_scores(name: str, scores: Any, count: int) -> HostArray:
     """Argument or result `name` as a NumPy array of `count` numbers; TypeError or ValueError otherwise."""
     return np.ascontiguousarray(adopted(_ON_HOST, name, scores, (count,)))
@@ -133,7 +121,7 @@ def host_scores(name: str, scores: Any, count: int) -> HostArray:
 def redraw(task: Task, which: Any) -> Any:
     """Samples `which` of the generation of `task`, as columns in the order of `which`."""
     arrays, d = task._arrays, task.mu.size
-    columns = on_host("which", which).astype(np.int64)
+    columns = as_numpy("which", which).astype(np.int64)
     order = np.argsort(columns)
     in_order, parts = columns[order], []
     with arrays.scope():

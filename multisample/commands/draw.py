@@ -108,9 +108,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(
-    mu: Vector, sigma: Vector, args: argparse.Namespace, options: dict[str, Any]
-) -> tuple[int, np.dtype[Any]]:  # fmt: skip
+def _check(mu: Vector, sigma: Vector, args: argparse.Namespace, options: dict[str, Any]) -> tuple[int, np.dtype[Any]]:
     """The number of dimensions and the dtype of the result; `sample` checks everything except `n`."""
     try:
         # Draw no columns. `validate` also checks values that the backend has copied to a device.

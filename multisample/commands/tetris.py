@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from multisample import examples
 from multisample.backends.system.cache import say
 from multisample.backends.system.live_line import LiveLine
 
@@ -123,8 +124,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _learner(args: argparse.Namespace) -> Learner:
     """A new learner, or with --resume the learner in the output folder."""
-    from multisample.examples.tetris import Learner, Settings
-
     path = args.output / _STATE
     settings = {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
     if not args.resume:
@@ -132,8 +131,8 @@ def _learner(args: argparse.Namespace) -> Learner:
             raise ValueError(
                 f"--output: expected a folder without {_STATE}, or --resume to continue with it, got {args.output}"
             )
-        return Learner(Settings(**settings))
-    learner = Learner.load(path)
+        return examples.tetris.Learner(examples.tetris.Settings(**settings))
+    learner = examples.tetris.Learner.load(path)
     for name, value in settings.items():
         if getattr(learner.settings, name) != value:
             option = f"--{name.replace('_', '-')}"
@@ -186,12 +185,10 @@ def _workers(args: argparse.Namespace) -> Iterator[tuple[Executor | None, Callab
 
 def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
     """Write the state and the weights, with the results of fresh games if `played`."""
-    from multisample.examples.tetris import FEATURES
-    from multisample.examples.tetris.learning import write_json
-
+    names = examples.tetris.FEATURES[learner.settings.features]
     content: dict[str, Any] = {
         "settings": dataclasses.asdict(learner.settings),
-        "weights": dict(zip(FEATURES[learner.settings.features], learner.weights.tolist(), strict=True)),
+        "weights": dict(zip(names, learner.weights.tolist(), strict=True)),
         "iterations": len(learner.history),
         "seconds": round(sum(done.seconds for done in learner.history), 3),
         "pieces": sum(done.pieces for done in learner.history),
@@ -205,14 +202,12 @@ def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
             "quartiles": np.quantile(lines, [0.25, 0.5, 0.75]).tolist(),
         }
     learner.save(folder / _STATE)
-    write_json(folder / _WEIGHTS, content)
+    examples.tetris.learning.write_json(folder / _WEIGHTS, content)
 
 
 def _play_fresh(learner: Learner, args: argparse.Namespace) -> Played:
-    from multisample.examples.tetris import play
-
     with LiveLine(sys.stderr) as line:
-        played = play(
+        played = examples.tetris.play(
             learner.weights, range(_FIRST_FRESH, _FIRST_FRESH + args.fresh_games), seed=learner.settings.seed,
             features=learner.settings.features, height=_HEIGHT, most_lines=args.fresh_lines,
             progress=lambda finished: line.update(f"fresh games: {finished} of {args.fresh_games}"),
@@ -234,11 +229,11 @@ def _summary(learner: Learner, played: Played) -> str:
 
 def _animate_best(learner: Learner, played: Played, path: Path) -> None:
     """Write an animation of the end of the fresh game with the most lines."""
-    from multisample.examples.tetris import moves, pictures
+    from multisample.examples.tetris import pictures
 
     best = int(played.lines[0].argmax())
     last = int(played.pieces[0, best])
-    made = moves(
+    made = examples.tetris.moves(
         learner.weights, _FIRST_FRESH + best, max(last - _SHOWN, 0), last, seed=learner.settings.seed,
         features=learner.settings.features, height=_HEIGHT,
     )  # fmt: skip

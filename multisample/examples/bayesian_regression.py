@@ -11,26 +11,18 @@ python -m multisample examples bayesian_regression --device cuda    # on a GPU
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._running import parsed
 
 FEATURES, OBSERVATIONS, NOISE = 6, 200, 0.5
 
 
-class Fit(NamedTuple):
-    """Means and standard deviations of the weights: of the fit, and of the optimum of the family. Shape (6,)."""
-
-    loc: Any
-    scale: Any
-    best_loc: Any
-    best_scale: Any
-
-
-def fit(steps: int = 600, seed: int = 7, device: str = "cpu") -> Fit:
+def fit(steps: int = 600, seed: int = 7, device: str = "cpu") -> tuple[Any, Any, Any, Any]:
     """Maximize the evidence lower bound by Adam, with 64 samples of the weights in each step.
 
-    `seed` is that of the data and of the samples.
+    `seed` is that of the data and of the samples. Returns means and standard deviations of the weights, shape (6,): of
+    the fit, and of the optimum of the family.
     """
     import torch
 
@@ -58,7 +50,7 @@ def fit(steps: int = 600, seed: int = 7, device: str = "cpu") -> Fit:
         loss.backward()
         optimizer.step()
         schedule.step()
-    return Fit(loc.detach().cpu(), log_scale.detach().exp().cpu(), best_loc, best_scale)
+    return loc.detach().cpu(), log_scale.detach().exp().cpu(), best_loc, best_scale
 
 
 def main(argv: Sequence[str] | None = None) -> int:

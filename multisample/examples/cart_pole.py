@@ -76,13 +76,7 @@ def control(
     states = [xp.full((carts,), x, dtype=xp.float32, **where) for x in START]
     angles, positions = np.empty((steps, carts), np.float32), np.empty((steps, carts), np.float32)
     for t in range(steps):
-        forces = forces_of(xp, plans, seeds, t, rollouts, draws)
-        costs = costs_of(xp, [x[:, None] for x in states], xp.moveaxis(forces, 1, 0))
-        weights = xp.exp((xp.amin(costs, 1)[:, None] - costs) / TEMPERATURE)
-        plans = (forces @ (weights / weights.sum(1)[:, None])[..., None])[..., 0]
-        states = next_state(xp, states, plans[:, 0])
-        plans = xp.roll(plans, -1, 1)
-        plans[:, -1] = 0
+        plans, states = after_step(xp, states, forces_of(xp, plans, seeds, t, rollouts, draws))
         angles[t], positions[t] = (np.asarray(x if xp is np else x.cpu()) for x in (states[2], states[0]))
     return _run(angles, positions)
 
@@ -98,6 +92,14 @@ def forces_of(xp: Any, plans: Any, seeds: Any, t: int, rollouts: int, draws: str
     if draws == "flattened":  # One seed, which is not read from a GPU.
         plans, keys = plans.reshape(1, -1), keys[:1]
     return multisample.sample(plans, FORCE, rollouts, seed=keys).reshape(len(seeds), -1, rollouts)
+
+
+def after_step(library: Any, state: Sequence[Any], forces: Any) -> tuple[Any, list[Any]]:
+    """The plan and the state after a step with these `forces`, of shape (horizon, rollouts) or (carts, ...)."""
+    costs = costs_of(library, [x[..., None] for x in state], library.moveaxis(forces, -2, 0))
+    weights = library.exp((library.amin(costs, -1)[..., None] - costs) / TEMPERATURE)
+    plan = (forces @ (weights / weights.sum(-1)[..., None])[..., None])[..., 0]
+    return library.concatenate([plan[..., 1:], 0 * plan[..., :1]], -1), next_state(library, state, plan[..., 0])
 
 
 def costs_of(library: Any, state: Sequence[Any], forces: Any) -> Any:
@@ -136,13 +138,10 @@ def trajectory(seed: Any, steps: int, rollouts: int = ROLLOUTS) -> tuple[Any, An
     def step(carry: tuple[Any, Any], t: Any) -> tuple[Any, Any]:
         plan, state = carry
         forces = multisample.sample(plan, FORCE, rollouts, seed=multisample.Key(seed, t))
-        costs = costs_of(jnp, list(state), forces)
-        weights = jnp.exp((costs.min() - costs) / TEMPERATURE)
-        plan = forces @ (weights / weights.sum())
-        state = jnp.stack(next_state(jnp, list(state), plan[0]))
-        return (jnp.roll(plan, -1).at[-1].set(0), state), (state[2], state[0])
+        plan, state = after_step(jnp, state, forces)
+        return (plan, state), (state[2], state[0])
 
-    _, (angles, positions) = jax.lax.scan(step, (jnp.zeros(HORIZON), jnp.array(START)), jnp.arange(steps))
+    _, (angles, positions) = jax.lax.scan(step, (jnp.zeros(HORIZON), [*jnp.array(START)]), jnp.arange(steps))
     return angles, positions
 
 

@@ -90,9 +90,7 @@ def work(worker: int, device: str, steps: int, seed: int) -> tuple[list[float], 
     return reached, digests
 
 
-def train(
-    devices: Sequence[str] = ("cpu",), steps: int = 100, seed: int = 7
-) -> tuple[list[float], list[set[str]]]:  # fmt: skip
+def train(devices: Sequence[str] = ("cpu",), steps: int = 100, seed: int = 7) -> tuple[list[float], list[set[str]]]:
     """Train with one worker for each device: "cpu" for NumPy arrays, any other for PyTorch's tensors.
 
     Returns the score after each step, and the digests of all workers: one digest, since their parameters are equal.

@@ -13,7 +13,6 @@ python -m multisample examples mppi --device arrays    # NumPy, with the acceler
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -109,7 +108,7 @@ def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = 
         key = generator.take()
         if device == "arrays":
             controls = multisample.sample(plan.reshape(STEPS, 2), ACCELERATION, rollouts, seed=key, layout="nd")
-            costs = costs_of_controls(controls, state)
+            costs = costs_of_controls(controls, state[:4])
         else:
             costs = costs_of(plan, sigma, state[:4], rollouts, key, device)
         weights = library.exp((costs.min() - costs) / np.float32(TEMPERATURE))
@@ -142,29 +141,18 @@ def costs_of(
 
     costs = cupy.empty(n, np.float32)
     arguments = plan, sigma, np.uint32(plan.size // 2), cupy.asarray(start), seed, offset, np.uint32(n), costs
-    cuda_kernel(fast_math)((-(-n // THREADS),), (THREADS,), arguments)
-    return costs
-
-
-@functools.cache
-def cuda_kernel(fast_math: bool) -> Any:
-    """`KERNEL`, compiled by NVRTC."""
-    import cupy
-
     draw = "fast_normals4" if fast_math else "normals4"
-    return cupy.RawKernel(KERNEL, "rollouts", (*OPTIONS, f"-DNORMALS4={draw}"))
-
-
-@njit
-def costs_of_controls(controls, start):  # type: ignore[no-untyped-def]
-    """The costs of rollouts with given accelerations, shape (rollouts, steps, 2)."""
-    costs = np.empty(len(controls), np.float32)
-    for k in range(len(controls)):
-        vehicle = (start[0], start[1], start[2], start[3], np.float32(0))
-        for t in range(controls.shape[1]):
-            vehicle = moved(vehicle, controls[k, t, 0], controls[k, t, 1])
-        costs[k] = vehicle[4]
+    kernel = cupy.RawKernel(KERNEL, "rollouts", (*OPTIONS, f"-DNORMALS4={draw}"))  # NVRTC compiles it once.
+    kernel((-(-n // THREADS),), (THREADS,), arguments)
     return costs
+
+
+def costs_of_controls(controls: Any, start: Any) -> Any:
+    """The costs of rollouts with given accelerations, shape (rollouts, steps, 2)."""
+    vehicle = (*start, np.zeros(len(controls), np.float32))
+    for a, b in np.moveaxis(controls, 0, -1):
+        vehicle = moved.py_func(vehicle, a, b)
+    return vehicle[4]
 
 
 @njit
@@ -192,8 +180,7 @@ def moved(vehicle, a, b):  # type: ignore[no-untyped-def]
     x, y = x + SECONDS * u, y + SECONDS * v
     to_x, to_y, by_x, by_y = x - GOAL[0], y - GOAL[1], x - OBSTACLE[0], y - OBSTACLE[1]
     cost += to_x * to_x + to_y * to_y + np.float32(0.1) * (u * u + v * v)
-    if by_x * by_x + by_y * by_y < RADIUS * RADIUS:
-        cost += np.float32(1000)
+    cost += np.float32(1000) * np.float32(by_x * by_x + by_y * by_y < RADIUS * RADIUS)
     return x, y, u, v, cost
 
 

@@ -24,7 +24,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -157,17 +157,11 @@ OPTIONS = ("-std=c++17", "-ftz=true", f"-I{multisample.get_include()}")
 """Options for the compiler of `KERNEL`."""
 
 
-class Price(NamedTuple):
-    """A Monte Carlo estimate, and its standard error."""
-
-    mean: float
-    error: float
-
-
-def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> Price:
+def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> tuple[float, float]:
     """The price of the right to receive, after a year, the excess of the stock's average price over 100.
 
-    `paths` are rounded up to a multiple of 512. On the device "cpu" Numba simulates them, on "cuda" CUDA C++.
+    Returns the price and its standard error. `paths` are rounded up to a multiple of 512. On the device "cpu" Numba
+    simulates them, on "cuda" CUDA C++.
     """
     blocks = -(-paths // (4 * THREADS))
     daily = np.float32(VOLATILITY * math.sqrt(YEARS / DAYS) / math.log(2))
@@ -184,7 +178,7 @@ def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> Pr
         sums = simulate(*arguments, blocks * THREADS)
     paths, discount = 4 * THREADS * blocks, math.exp(-RATE * YEARS)
     mean, square = discount * float(sums[0]) / paths, discount**2 * float(sums[1]) / paths
-    return Price(mean, math.sqrt((square - mean**2) / paths))
+    return mean, math.sqrt((square - mean**2) / paths)
 
 
 @njit

@@ -21,8 +21,7 @@ import multisample
 from multisample import cem
 from multisample.cem import CEM, _method
 from multisample.cem._arrays import arrays_like
-from multisample.cem._refit import Settings, State, refit
-from multisample.cem._stopping import COLLAPSED, CONVERGED, DIVERGED, RUNNING, UNSCORED
+from multisample.cem._refit import COLLAPSED, CONVERGED, DIVERGED, RUNNING, UNSCORED, Settings, State, refit
 
 Array = np.ndarray[Any, Any]
 D, N = 6, 200

@@ -39,17 +39,6 @@ _TEN, _TWENTY, _FORTY, _FIFTY = (np.uint64(bits) for bits in (10, 20, 40, 50))
 
 
 @jit()
-def _row_transitions(x):
-    # Each cell and its left neighbour, plus the right wall.
-    return count((x ^ (x << _ONE | LEFT)) & CELLS) + count(~x & RIGHT)
-
-
-@jit()
-def _column_transitions(x, below):
-    return count(x ^ (x << _TEN & CELLS | below))
-
-
-@jit()
 def _on_holes(x, below):
     """Full cells in unbroken stacks directly above holes; `below` has holes and such cells in the row below `x`."""
     on = x & (~x << _TEN & CELLS & ~ROW | below)
@@ -58,12 +47,6 @@ def _on_holes(x, below):
     on |= x & on << _TWENTY
     x &= x << _TWENTY
     return on | x & on << _FORTY
-
-
-@jit()
-def _rows_with(holes):
-    # In each row, adding 0x1FF to the first nine cells carries into the tenth if any of the nine is a hole.
-    return count(((holes & ~RIGHT) + (CELLS ^ RIGHT) | holes) & RIGHT)
 
 
 @jit()
@@ -100,8 +83,9 @@ def _sums(board, words):
     below, on_below, above = ROW, _ZERO, _ZERO
     for k in range(words):
         x = board[k]
-        rows += _row_transitions(x)
-        columns += _column_transitions(x, below)
+        # Each cell and its left neighbour, plus the right wall.
+        rows += count((x ^ (x << _ONE | LEFT)) & CELLS) + count(~x & RIGHT)
+        columns += count(x ^ (x << _TEN & CELLS | below))
         on = _on_holes(x, on_below)
         depth += count(on)
         below, on_below = x >> _FIFTY, (on | ~x & CELLS) >> _FIFTY
@@ -109,7 +93,8 @@ def _sums(board, words):
         cover = covered(board[k], above)
         empty = (cover >> _TEN | above << _FIFTY) & ~board[k]
         holes += count(empty)
-        with_holes += _rows_with(empty)
+        # In each row, adding 0x1FF to the first nine cells carries into the tenth if any of the nine is a hole.
+        with_holes += count(((empty & ~RIGHT) + (CELLS ^ RIGHT) | empty) & RIGHT)
         above = cover & ROW
     return rows, columns + count(below), holes, _well_sum(board, words), depth, with_holes
 

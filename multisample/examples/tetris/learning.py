@@ -159,8 +159,7 @@ class Learner:
 
         The mean player is better than the best player of an iteration, which is often only the luckiest.
         """
-        mean: np.ndarray[Any, np.dtype[np.float64]] = np.array(self._cem.mu)
-        return mean
+        return np.array(self._cem.mu)
 
     @property
     def ended(self) -> str:

@@ -118,9 +118,7 @@ _REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1,
 
 def _compiled(function: Callable[..., Any], name: str, signature: Any) -> Callable[..., int]:
     digest = source_digest() + _SOURCES.digest()
-    result = compile_cached(signature, function, f"tetris-{name}", digest, allocates=True)
-    kernel: Callable[..., int] = result.entry_point
-    return kernel
+    return compile_cached(signature, function, f"tetris-{name}", digest, allocates=True).entry_point
 
 
 @functools.cache
