@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -42,9 +42,6 @@ from ._randomness.generator_argument import captured_offset, counter_on, source_
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import reader_of, vector_reader
 from ._stream_order import order_after, order_before
-
-Drawn: TypeAlias = tuple[Any, int, int, Any]
-"""The result or results; seed; offset; and the device array that has the offset, or None if the host knows it."""
 
 
 class Planned(Protocol):
@@ -147,10 +144,11 @@ class Plan:
     def run(
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
         sample_offset: int,
-    ) -> Drawn:  # fmt: skip
+    ) -> tuple[Any, int, int, Any]:  # fmt: skip
         """Launch. For samples, `matrix` is `out` or None; for gradients, the matrix that is read.
 
-        For gradients, `seed` may be the seed, offset and offset array that the sample returned.
+        Returns the result or results; seed; offset; and the device array that has the offset, or None if the host
+        knows it. For gradients, `seed` may be the seed, offset and offset array that the sample returned.
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
@@ -259,7 +257,7 @@ class Plan:
             counter.keep_for_graph()
         with counter.lock:
             # The backward pass needs this call's offset, and `advance` changes the counter.
-            copy = self.library.copied(counter.array) if self._keeps_offset else None
+            copy = counter.array.clone() if self._keeps_offset else None  # A tensor.
             offset_at = counter.address if copy is None else self._address(copy)
             if not self.is_empty:
                 self._launch(*before, offset_at, *after)
@@ -342,7 +340,7 @@ def check_call(call: Call, library: Library) -> Inputs:
 P = TypeVar("P")
 
 
-class PlanCache(Generic[P]):
+class PlanCache(dict[Hashable, P]):
     """Plans by key. A full cache drops its oldest plan.
 
     There is no lock: a signal handler or a destructor would wait for the call that it interrupts, and a forked child
@@ -353,24 +351,15 @@ class PlanCache(Generic[P]):
     """All caches, which registering a backend clears."""
 
     def __init__(self, capacity: int) -> None:
-        self._plans: dict[Hashable, P] = {}
         self._capacity = capacity
-        self.get = self._plans.get
         self.every.append(self)
         os.register_at_fork(after_in_child=self._after_fork)
-
-    def __len__(self) -> int:
-        """The number of plans, which is at most the capacity."""
-        return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
         while len(self) >= self._capacity:
             with contextlib.suppress(RuntimeError, StopIteration):  # Another call has changed or emptied the cache.
-                self._plans.pop(next(iter(self._plans)), None)
-        self._plans[key] = plan
-
-    def clear(self) -> None:
-        self._plans.clear()
+                self.pop(next(iter(self)), None)
+        self[key] = plan
 
     def _after_fork(self) -> None:
         """In the child, device handles are invalid."""

@@ -104,8 +104,6 @@ class Library:
     """``stream(device)``: ``stream(array)`` is the handle of the stream where `array` is ready and the kernel runs."""
     share_memory: Callable[[Any, Any], bool]
     """``share_memory(a, b)``: whether two host arrays share an element."""
-    copied: Callable[[Any], Any]
-    """``copied(array)``: a copy, on the current stream, of an array that `to_device` returned."""
     to_host: Callable[[Any], HostArray]
     """``to_host(array)``: a copy in host memory; waits for the device."""
     to_device: Callable[[HostArray, Device], Any]

@@ -260,9 +260,6 @@ class TorchLibrary(Library):
         b = torch._neg_view(b) if b.is_neg() else b  # NumPy has no negative bit.
         return HOST.share_memory(self.host_array(a), self.host_array(b))
 
-    def copied(self, array: Any) -> Any:
-        return array.clone()
-
     def normalized(self, name: str, array: Any) -> Any:
         if self.is_opaque(array):
             return array
