@@ -35,13 +35,12 @@ from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Library, Operand, is_number
 from ._libraries.library import Guard
-from ._libraries.scratch import scratch_allocator
 from ._operations import COLUMNS, ROWS, Call, vectors_of
 from ._randomness.generator import DEFAULT_GENERATOR, WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import reader_of, vector_reader
-from ._stream_order import order_after, order_before
+from ._stream_order import order_after, order_before, scratch_allocator
 
 
 class Planned(Protocol):

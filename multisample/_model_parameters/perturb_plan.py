@@ -28,13 +28,12 @@ from .._checks.operands import check_alignment, check_unwritten, ranges_of
 from .._libraries import Device, Library, Operand, as_base_class, described, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
-from .._libraries.scratch import scratch_allocator
 from .._operations import ROWS
 from .._plan import guarded_plans, put_guarded
 from .._randomness.generator import WORD_64, Key
 from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
-from .._stream_order import order_after, order_before
+from .._stream_order import order_after, order_before, scratch_allocator
 from .._tracing import is_of_torch
 from .populations import DECAYED, PLAIN, Variant, decays_of, factors_of, members_of, variant_of, words_reader
 from .spans import Block, Shards, one_of, packer_of, spans_of, steps_of
