@@ -137,7 +137,9 @@ class DriverBackend(abc.ABC):
         self.compiled: dict[Key | tuple[str, int], Any] = {}
         """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
         self._launch_of_size = functools.cache(self._launch_function)
-        self._kernels_of_tail = functools.lru_cache(4096)(self._kernels_like)
+        self._kernels_of_tail = functools.lru_cache(4096)(
+            lambda tail, phase: self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
+        )
 
     @abc.abstractmethod
     def compile(self, key: Key | None) -> tuple[int, Any]:
@@ -212,9 +214,6 @@ class DriverBackend(abc.ABC):
             addresses[3] = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
         words = launch.seed, launch.offset, launch.first_row, launch.first_column
         return self._kernels_of_tail(launch[len(HEAD) :], phase)(addresses, words, launch.stream, launch.scratch)
-
-    def _kernels_like(self, tail: tuple[Any, ...], phase: int | None) -> _Kernels:
-        return self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
 
     def launcher(self, launch: Launch) -> Launcher:
         readable, convert, taken = self._converter(launch)

@@ -30,7 +30,6 @@ def choose(name: str, library: str, device_kind: str) -> Backend:
 
 
 def check_name(name: object) -> None:
-    """TypeError if the argument `backend` is not a string."""
     if not isinstance(name, str):
         raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")
 

@@ -407,7 +407,6 @@ def run_planned(call: Call, backend: Backend, library: Library) -> Any:
 
 
 def run(plan: Planned, call: Call) -> Any:
-    """The result of a call by its plan."""
     return plan.run(
         call.mu, call.sigma, call.weights, call.out, call.seed, call.generator, call.dim_offset, call.sample_offset
     )[0]

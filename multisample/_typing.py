@@ -115,15 +115,16 @@ class _JaxArray(Protocol):
     def block_until_ready(self) -> Any: ...
 
 
-class _CupyArray(Protocol):
+class _SupportsCuda(Protocol):
     @property
     def __cuda_array_interface__(self) -> Any: ...
+
+
+class _CupyArray(_SupportsCuda, Protocol):
     def get(self) -> Any: ...
 
 
-class _NumbaArray(Protocol):
-    @property
-    def __cuda_array_interface__(self) -> Any: ...
+class _NumbaArray(_SupportsCuda, Protocol):
     def copy_to_host(self) -> Any: ...
 
 
@@ -134,11 +135,6 @@ OwnArray = TypeVar("OwnArray", bound="_DTensor | _JaxArray | _CupyArray | _Numba
 class _SupportsDLPack(Protocol):
     def __dlpack__(self, *arguments: Any, **options: Any) -> Any: ...
     def __dlpack_device__(self) -> Any: ...
-
-
-class _SupportsCuda(Protocol):
-    @property
-    def __cuda_array_interface__(self) -> Any: ...
 
 
 class _SupportsNumpy(Protocol):

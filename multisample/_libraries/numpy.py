@@ -64,7 +64,6 @@ class NumpyLibrary(Library):
         return np.may_share_memory(a, b) and np.shares_memory(a, b)
 
     def normalized(self, name: str, array: Any) -> Any:
-        """Argument `name` as a NumPy array, or as a `ListArray`."""
         if type(array) in self.types:
             return array
         _check_mask(name, array)

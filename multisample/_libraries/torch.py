@@ -36,7 +36,6 @@ _empty_cpu, _empty_cuda = _guards._empty_strided_cpu, _guards._empty_strided_cud
 
 @functools.cache
 def name_of(dtype: Any) -> str:
-    """NumPy's name of a PyTorch dtype."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -190,7 +189,6 @@ class TorchLibrary(Library):
 
     @traced_as(lambda self, module: tree_of(module))
     def tree(self, module: Any) -> tuple[tuple[Any, ...], list[Any]]:
-        """See `tree_of`."""
         found = None if self._tree is None else self._tree(module)
         return tree_of(module) if found is None else found
 
