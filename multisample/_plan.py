@@ -48,7 +48,6 @@ class Planned(Protocol):
 
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: Any) -> Any:
         """Run a call with this key; `window` is `dim_offset` and `sample_offset`. Returns a tuple, the result first."""
-        ...
 
 
 class Plan:
