@@ -42,8 +42,6 @@ HostBackend: TypeAlias = Literal["auto", "cpu"]
 class _TorchDType(Protocol):
     """torch.dtype."""
 
-    @property
-    def is_floating_point(self) -> bool: ...
     def to_complex(self) -> Any: ...
 
 
@@ -60,7 +58,6 @@ DType: TypeAlias = DTypeName | np.dtype[Any] | type[np.generic] | type[float] | 
 class TorchGenerator(Protocol):
     """torch.Generator."""
 
-    def initial_seed(self) -> int: ...
     def manual_seed(self, seed: int, /) -> Any: ...
 
 
@@ -112,7 +109,6 @@ class _DTensor(Protocol):
 
 class _JaxArray(Protocol):
     def addressable_data(self, index: int, /) -> Any: ...
-    def block_until_ready(self) -> Any: ...
 
 
 class _SupportsCuda(Protocol):
