@@ -403,13 +403,8 @@ def _groups(
         fields["origin_step"] = 8 if members_on_device is None else members_on_device.strides[0]
     groups = []
     for (device, dtype), arrays in members.items():
-        backend = choose(request.backend, library.name, device.kind)
+        backend = choose(request.backend, library.name, device.kind, adopts=False)
         library.compile_key(backend)
-        if device.kind not in backend.device_kinds:
-            raise ValueError(
-                f"backend: {backend.name!r} serves {' and '.join(backend.device_kinds)} memory, got parameters in"
-                f" {device.kind} memory"
-            )
         found = [(k, span) for k in arrays for block in blocks[k] for span in spans_of(pairs[k], block, ids[owners[k]])]
         if not found or variant.size == 0:  # A rank may hold no element.
             continue
