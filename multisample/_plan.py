@@ -125,7 +125,7 @@ class Plan:
         if inputs.batch is not None and not writes_matrix:
             self.shape = (inputs.batch, d)
         self._allocate = library.allocator(self.shape, self.dtype, device)
-        self._written = library.written() if writes_matrix else None
+        self._written = library.written if writes_matrix else None
         self._check_target: Any = None
         if out is not None:
             words = library.describe("seed", call.seed) if reads_memory else None

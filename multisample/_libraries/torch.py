@@ -241,6 +241,7 @@ class TorchLibrary(Library):
         return is_transforming() or any(map(self.is_opaque, arrays))
 
     address = staticmethod(torch.Tensor.data_ptr)
+    written = staticmethod(torch.autograd.graph.increment_version)
 
     def counted(self, vectors: Mapping[str, Any]) -> Iterable[str]:
         # PyTorch ignores the type of a 0-d tensor beside a vector of floats.
@@ -321,10 +322,6 @@ class TorchLibrary(Library):
         capturing = torch._C._cuda_isCurrentStreamCapturing
         # PyTorch's function takes a fifth of the driver's time, but only queries the current device.
         return lambda stream: bool(capturing() if current_device() == ordinal else driver_is_capturing(stream))
-
-    def written(self) -> Callable[[Any], None]:
-        increment: Callable[[Any], None] = torch.autograd.graph.increment_version
-        return increment
 
     def recorder(self, arrays: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
         return _record if any(x.requires_grad for x in arrays) else None

@@ -224,7 +224,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
     # Tied parameters share a result.
     makers = {k: library.allocator(targets[k].shape, sources[k].dtype, sources[k].device) for k in set(owners)}
     converts = any(x.read is not None for x in sources)
-    notify = None if is_fresh else library.written()
+    notify = None if is_fresh else library.written
     record = library.recorder(request.parameters.arrays) if is_fresh else None
     packed_factors = factors_of([MATRIX_TYPES[x.dtype].computing for x in sources])
     last = [b""]  # The addresses of the last call, whose ties are known.
