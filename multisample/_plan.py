@@ -350,6 +350,7 @@ class PlanCache(dict[Hashable, P]):
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
+        self.get = super().get  # type: ignore[method-assign]  # Found 0.04 us faster than the method of the class.
         self.every.append(self)
         os.register_at_fork(after_in_child=self._after_fork)
 
