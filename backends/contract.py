@@ -113,31 +113,25 @@ class Backend(Protocol):
     @property
     def protocol(self) -> int:
         """The version of this protocol that the backend follows: `PROTOCOL`."""
-        ...
 
     @property
     def operations(self) -> Collection[int]:
         """The operations that the backend runs, of `multisample.backends.launch.Operation`; at least samples."""
-        ...
 
     @property
     def name(self) -> str:
         """The name for `sample(backend=...)`."""
-        ...
 
     @property
     def device_kinds(self) -> tuple[DeviceKind, ...]:
         """The kinds of memory that the backend can address."""
-        ...
 
     @property
     def host_library(self) -> str:
         """The library of results for host inputs: torch, cupy, numba, or numpy for host memory."""
-        ...
 
     def status(self) -> BackendStatus:
         """Whether the backend can run. It is cheap, since the table of all backends calls it, and never raises."""
-        ...
 
     def prepare(self, device_kind: DeviceKind) -> None:
         """Do the slow work that may fail, such as building and loading, before the first launch on such a device.
@@ -147,7 +141,6 @@ class Backend(Protocol):
         multisample.BackendUnavailableError
             With every reason, if it cannot run there.
         """
-        ...
 
     def adopt(self, array: Any) -> Any:
         """`array` as an array of `host_library`.
@@ -156,7 +149,6 @@ class Backend(Protocol):
         on a device, with ``__dlpack__`` or ``__cuda_array_interface__``, is shared, not copied. DLPack makes it
         ready on the stream of the later `launch`. `sample` waits for a stream that the CUDA array interface names.
         """
-        ...
 
     def launch(self, launch: Launch) -> None:
         """Run `launch` on its device and its stream, without waiting for it.
@@ -168,11 +160,9 @@ class Backend(Protocol):
         MemoryError, RuntimeError
             If the launch fails; nothing has been written then.
         """
-        ...
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         """``advance(address, stream)``, compiled: adds 1 to an unsigned 64-bit number in memory of `device`.
 
         The addition is ordered on the stream, after the launches that read the number.
         """
-        ...

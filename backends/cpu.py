@@ -67,7 +67,6 @@ class CpuBackend:
         return calls.function_address(launch)
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
-        """The cpu backend has no device memory."""
         raise RuntimeError("backend: 'cpu' cannot write to device memory")
 
 

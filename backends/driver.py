@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import collections
 import ctypes
 import functools
@@ -124,27 +123,25 @@ where unused scratch memory begins. `addresses` begins with the addresses of mu,
 _WHOLE_LAUNCH = slice(0, PACKED_LAUNCH)
 
 
-class DriverBackend(abc.ABC):
+class DriverBackend:
     """Base of backends that compile a kernel for each key and launch it through the CUDA driver."""
 
     name: str
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     protocol = PROTOCOL
     operations: Collection[int] = (Operation.sample, Operation.moments, Operation.perturb)
+    compile: Callable[[Key | None], tuple[int, Any]]
+    """``compile(key)``: the driver's handle of the kernel `key`, or of `advance` for None; and the object that keeps it
+    valid. The caller makes the device current."""
 
     def __init__(self) -> None:
         self._handles: dict[Key | tuple[str, int], int] = {}
         self.compiled: dict[Key | tuple[str, int], Any] = {}
         """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
         self._launch_of_size = functools.cache(self._launch_function)
-        self._kernels_of_tail = functools.lru_cache(4096)(self._kernels_like)
-
-    @abc.abstractmethod
-    def compile(self, key: Key | None) -> tuple[int, Any]:
-        """The driver's handle of the kernel `key`, or of `advance` for None; and the object that keeps it valid.
-
-        The caller makes the device current.
-        """
+        self._kernels_of_tail = functools.lru_cache(4096)(
+            lambda tail, phase: self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
+        )
 
     def kernel(self, key: Key) -> int:
         """The driver's handle of a kernel, compiled on first use."""
@@ -212,9 +209,6 @@ class DriverBackend(abc.ABC):
             addresses[3] = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
         words = launch.seed, launch.offset, launch.first_row, launch.first_column
         return self._kernels_of_tail(launch[len(HEAD) :], phase)(addresses, words, launch.stream, launch.scratch)
-
-    def _kernels_like(self, tail: tuple[Any, ...], phase: int | None) -> _Kernels:
-        return self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
 
     def launcher(self, launch: Launch) -> Launcher:
         readable, convert, taken = self._converter(launch)

@@ -12,8 +12,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MATRIX_TYPES", "SIZES", "DTypeName", "ElementType", "MatrixType"]
-
 
 class ElementType(enum.IntEnum):
     """Element types by NumPy's names. `number` is one number in place of a vector."""

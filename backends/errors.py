@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["BackendUnavailableError", "UnknownBackendError"]
-
 
 class BackendUnavailableError(RuntimeError):
     """A backend cannot run here. The message gives every reason and the command that fixes it.

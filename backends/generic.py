@@ -20,13 +20,7 @@ def check_operation(backend: Backend, operation: int) -> None:
 
 
 def launcher(backend: Backend, launch: Launch) -> Launcher:
-    """The `Launcher` of a backend for launches like `launch`.
-
-    Raises
-    ------
-    ValueError
-        If the backend does not run the operation.
-    """
+    """The `Launcher` of a backend for launches like `launch`; ValueError if the backend does not run the operation."""
     check_operation(backend, launch.operation)
     own: Callable[[Launch], Launcher] | None = getattr(backend, "launcher", None)
     return generic_launcher(backend, launch) if own is None else own(launch)

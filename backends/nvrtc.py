@@ -17,8 +17,6 @@ from .kernels.cuda.toolchain import nvrtc_version
 from .native import csrc_files
 from .system import cache
 
-__all__ = ["ALL_OPTIONS", "OPTIONS", "MachineCode", "kernel_name", "machine_code", "source"]
-
 _STANDARD, _DEVICE_CODE = "--std=c++17", "--device-as-default-execution-space"
 
 OPTIONS = (_STANDARD, f"-I{csrc_files.folder()}")

@@ -23,20 +23,22 @@ _ORDER: dict[tuple[str, str], tuple[str, ...]] = {
 _ORDER_OF_OTHER_LIBRARIES = {"cpu": ("cpu",), "cuda": ("cupy", "numba", "torch_ext")}
 
 
-def choose(name: str, library: str, device_kind: str) -> Backend:
-    """The backend for arrays of `library` on a device of `device_kind`; raises if it does not serve them or run."""
+def choose(name: str, library: str, device_kind: str, adopts: bool = True) -> Backend:
+    """The backend for arrays of `library` on a device of `device_kind`; raises if it does not serve them or run.
+
+    If the caller `adopts` NumPy arrays, all backends serve them.
+    """
     check_name(name)
-    return _choice(name, library, device_kind)
+    return _choice(name, library, device_kind, adopts)
 
 
 def check_name(name: object) -> None:
-    """TypeError if the argument `backend` is not a string."""
     if not isinstance(name, str):
         raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")
 
 
 @functools.cache
-def _choice(name: str, library: str, device_kind: str) -> Backend:
+def _choice(name: str, library: str, device_kind: str, adopts: bool = True) -> Backend:
     if name == "auto":
         return _automatic(library, device_kind)
     backend = registry.find(name)
@@ -45,7 +47,7 @@ def _choice(name: str, library: str, device_kind: str) -> Backend:
         raise BackendUnavailableError(f"backend: {name!r} cannot run here: " + "; ".join(status.reasons))
     if device_kind in backend.device_kinds:
         backend.prepare(device_kind)
-    elif library != "numpy":  # Every backend adopts host arrays.
+    elif library != "numpy" or not adopts:
         raise ValueError(
             f"backend: {name!r} serves {' and '.join(backend.device_kinds)} memory,"
             f" got {NOUNS[library]} in {device_kind} memory"

@@ -10,9 +10,6 @@ from multisample.backends.launch import INPUTS, OPERANDS, Operation
 ROWS = 2**32
 COLUMNS = 2**34
 
-FLAGS = "fast_math", "validate", "antithetic"
-"""Options that are True or False. A launch gets those that are fields of `Launch`."""
-
 
 class Call(NamedTuple):
     """The arguments of a call. `weighted_moments` reads no field that only `sample` has."""

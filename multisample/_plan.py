@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,16 +35,12 @@ from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Library, Operand, is_number
 from ._libraries.library import Guard
-from ._libraries.scratch import scratch_allocator
 from ._operations import COLUMNS, ROWS, Call, vectors_of
 from ._randomness.generator import DEFAULT_GENERATOR, WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, counter_on, source_of
 from ._randomness.seed_argument import Keys, checked_key, is_in_array, keys_in, only_words, signature_of
 from ._reading import reader_of, vector_reader
-from ._stream_order import order_after, order_before
-
-Drawn: TypeAlias = tuple[Any, int, int, Any]
-"""The result or results; seed; offset; and the device array that has the offset, or None if the host knows it."""
+from ._stream_order import order_after, order_before, scratch_allocator
 
 
 class Planned(Protocol):
@@ -52,7 +48,6 @@ class Planned(Protocol):
 
     def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: Any) -> Any:
         """Run a call with this key; `window` is `dim_offset` and `sample_offset`. Returns a tuple, the result first."""
-        ...
 
 
 class Plan:
@@ -130,7 +125,7 @@ class Plan:
         if inputs.batch is not None and not writes_matrix:
             self.shape = (inputs.batch, d)
         self._allocate = library.allocator(self.shape, self.dtype, device)
-        self._written = library.written() if writes_matrix else None
+        self._written = library.written if writes_matrix else None
         self._check_target: Any = None
         if out is not None:
             words = library.describe("seed", call.seed) if reads_memory else None
@@ -147,10 +142,11 @@ class Plan:
     def run(
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
         sample_offset: int,
-    ) -> Drawn:  # fmt: skip
+    ) -> tuple[Any, int, int, Any]:  # fmt: skip
         """Launch. For samples, `matrix` is `out` or None; for gradients, the matrix that is read.
 
-        For gradients, `seed` may be the seed, offset and offset array that the sample returned.
+        Returns the result or results; seed; offset; and the device array that has the offset, or None if the host
+        knows it. For gradients, `seed` may be the seed, offset and offset array that the sample returned.
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
@@ -259,7 +255,7 @@ class Plan:
             counter.keep_for_graph()
         with counter.lock:
             # The backward pass needs this call's offset, and `advance` changes the counter.
-            copy = self.library.copied(counter.array) if self._keeps_offset else None
+            copy = counter.array.clone() if self._keeps_offset else None  # A tensor.
             offset_at = counter.address if copy is None else self._address(copy)
             if not self.is_empty:
                 self._launch(*before, offset_at, *after)
@@ -342,7 +338,7 @@ def check_call(call: Call, library: Library) -> Inputs:
 P = TypeVar("P")
 
 
-class PlanCache(Generic[P]):
+class PlanCache(dict[Hashable, P]):
     """Plans by key. A full cache drops its oldest plan.
 
     There is no lock: a signal handler or a destructor would wait for the call that it interrupts, and a forked child
@@ -353,24 +349,16 @@ class PlanCache(Generic[P]):
     """All caches, which registering a backend clears."""
 
     def __init__(self, capacity: int) -> None:
-        self._plans: dict[Hashable, P] = {}
         self._capacity = capacity
-        self.get = self._plans.get
+        self.get = super().get  # type: ignore[method-assign]  # Found 0.04 us faster than the method of the class.
         self.every.append(self)
         os.register_at_fork(after_in_child=self._after_fork)
-
-    def __len__(self) -> int:
-        """The number of plans, which is at most the capacity."""
-        return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
         while len(self) >= self._capacity:
             with contextlib.suppress(RuntimeError, StopIteration):  # Another call has changed or emptied the cache.
-                self._plans.pop(next(iter(self._plans)), None)
-        self._plans[key] = plan
-
-    def clear(self) -> None:
-        self._plans.clear()
+                self.pop(next(iter(self)), None)
+        self[key] = plan
 
     def _after_fork(self) -> None:
         """In the child, device handles are invalid."""
@@ -419,7 +407,6 @@ def run_planned(call: Call, backend: Backend, library: Library) -> Any:
 
 
 def run(plan: Planned, call: Call) -> Any:
-    """The result of a call by its plan."""
     return plan.run(
         call.mu, call.sigma, call.weights, call.out, call.seed, call.generator, call.dim_offset, call.sample_offset
     )[0]

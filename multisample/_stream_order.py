@@ -1,4 +1,4 @@
-"""Order between CUDA streams, and the lifetime of memory that a kernel uses.
+"""Order between CUDA streams; scratch memory, and the lifetime of memory that a kernel uses.
 
 A call returns before its kernel has run, and other streams than the kernel's may use its arrays. Streams wait for each
 other; the host never waits.
@@ -7,13 +7,14 @@ other; the host never waits.
 from __future__ import annotations
 
 import collections
+import functools
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from multisample.backends.system.cuda_driver import Event, is_capturing, order
 
-from ._libraries import Device
+from ._libraries import Device, Library
 
 # Number of entries that each call of `keep` checks. Each call adds only one, so finished entries are soon released.
 _CHECKS = 8
@@ -74,3 +75,28 @@ def keep_until_done(arrays: Any, device: Device, stream: int) -> None:
     """
     if not is_capturing(stream):
         keep(Event(stream, device.ordinal).is_done, arrays)
+
+
+_captured: list[Any] = []
+"""Memory whose address a CUDA graph has captured."""
+
+
+def scratch_allocator(library: Library, device: Device) -> Callable[[int, Any, int], Any]:
+    """``allocate(size, like, stream)``: memory for `size` float64 numbers; None if `size` is 0.
+
+    The caller may drop the memory after the launch: the allocator reuses memory in stream order. A CUDA graph writes to
+    captured memory at each replay, so captured memory is never freed. PyTorch's own graphs keep what they capture.
+    """
+    # At most two sizes: `sample_offset` can add one group of columns.
+    allocator = functools.cache(lambda size: library.allocator((size,), "float64", device))
+    keeps = device.kind == "cuda" and library.name != "torch"
+
+    def allocate(size: int, like: Any, stream: int) -> Any:
+        if size == 0:
+            return None
+        memory = allocator(size)(like)
+        if keeps and is_capturing(stream):
+            _captured.append(memory)
+        return memory
+
+    return allocate

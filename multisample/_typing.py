@@ -42,8 +42,6 @@ HostBackend: TypeAlias = Literal["auto", "cpu"]
 class _TorchDType(Protocol):
     """torch.dtype."""
 
-    @property
-    def is_floating_point(self) -> bool: ...
     def to_complex(self) -> Any: ...
 
 
@@ -60,7 +58,6 @@ DType: TypeAlias = DTypeName | np.dtype[Any] | type[np.generic] | type[float] | 
 class TorchGenerator(Protocol):
     """torch.Generator."""
 
-    def initial_seed(self) -> int: ...
     def manual_seed(self, seed: int, /) -> Any: ...
 
 
@@ -112,18 +109,18 @@ class _DTensor(Protocol):
 
 class _JaxArray(Protocol):
     def addressable_data(self, index: int, /) -> Any: ...
-    def block_until_ready(self) -> Any: ...
 
 
-class _CupyArray(Protocol):
+class _SupportsCuda(Protocol):
     @property
     def __cuda_array_interface__(self) -> Any: ...
+
+
+class _CupyArray(_SupportsCuda, Protocol):
     def get(self) -> Any: ...
 
 
-class _NumbaArray(Protocol):
-    @property
-    def __cuda_array_interface__(self) -> Any: ...
+class _NumbaArray(_SupportsCuda, Protocol):
     def copy_to_host(self) -> Any: ...
 
 
@@ -134,11 +131,6 @@ OwnArray = TypeVar("OwnArray", bound="_DTensor | _JaxArray | _CupyArray | _Numba
 class _SupportsDLPack(Protocol):
     def __dlpack__(self, *arguments: Any, **options: Any) -> Any: ...
     def __dlpack_device__(self) -> Any: ...
-
-
-class _SupportsCuda(Protocol):
-    @property
-    def __cuda_array_interface__(self) -> Any: ...
 
 
 class _SupportsNumpy(Protocol):

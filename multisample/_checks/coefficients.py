@@ -30,8 +30,6 @@ WITH_GRADIENT = (
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of a call."""
-
     length: int
     on_host: Any
     """A float, or an array of float64; None if the coefficients are not in host memory."""

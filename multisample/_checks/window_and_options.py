@@ -8,7 +8,7 @@ from typing import Any
 from multisample.backends.launch import Operation
 
 from .._arguments import check_choice, check_flag, checked_integer
-from .._operations import COLUMNS, FLAGS, ROWS, Call
+from .._operations import COLUMNS, ROWS, Call
 from .._tracing import is_symbol
 
 
@@ -58,7 +58,7 @@ def check_choices(call: Call) -> None:
     """TypeError or ValueError if an option is not accepted, or if both seed and generator are given."""
     check_choice("noise", call.noise, ("independent", "shared"))
     check_choice("layout", call.layout, ("dn", "nd"))
-    for name in FLAGS:
+    for name in ("fast_math", "validate", "antithetic"):
         check_flag(name, getattr(call, name))
     if call.seed is not None and call.generator is not None:
         raise TypeError("seed, generator: expected one of the two, got both")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import cupy
-import numpy as np
 
 from multisample.backends.contract import HostArray
 
@@ -58,8 +57,7 @@ class CupyLibrary(Library):
 
         return stream
 
-    def to_host(self, array: Any) -> HostArray:
-        return np.asarray(array.get())
+    to_host = staticmethod(cupy.ndarray.get)
 
     def to_device(self, array: HostArray, device: Device) -> Any:
         # CuPy copies through a buffer of pinned memory, which it keeps until the stream has passed the copy.

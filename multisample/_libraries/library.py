@@ -19,7 +19,6 @@ from multisample.backends.system.cuda_driver import is_capturing
 from .._arguments import DTYPES
 
 INTEGER_SIZES = {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}
-_ELEMENTS = frozenset((*DTYPES, *INTEGER_SIZES))
 
 
 @functools.lru_cache(64)  # Callers can make dtypes without end.
@@ -104,8 +103,6 @@ class Library:
     """``stream(device)``: ``stream(array)`` is the handle of the stream where `array` is ready and the kernel runs."""
     share_memory: Callable[[Any, Any], bool]
     """``share_memory(a, b)``: whether two host arrays share an element."""
-    copied: Callable[[Any], Any]
-    """``copied(array)``: a copy, on the current stream, of an array that `to_device` returned."""
     to_host: Callable[[Any], HostArray]
     """``to_host(array)``: a copy in host memory; waits for the device."""
     to_device: Callable[[HostArray, Device], Any]
@@ -113,6 +110,8 @@ class Library:
     never written afterwards."""
     overwrite: Callable[[Any, HostArray], None]
     """``overwrite(target, array)``: copies `array` into `target`, an array from `to_device`."""
+    written: Callable[[Any], None] | None = None
+    """``written(out)`` notifies the library that `out`, an array or several, has changed. None if unneeded."""
 
     def target_signature(self, out: Any) -> Hashable:
         """The properties of `out`, with its type, that a plan depends on."""
@@ -193,10 +192,6 @@ class Library:
         """``is_capturing(handle)``: whether a CUDA graph captures the stream with this handle."""
         return is_capturing
 
-    def written(self) -> Callable[[Any], None] | None:
-        """``written(out)`` notifies the library that `out`, an array or several, has changed. None if unneeded."""
-        return None
-
     def recorder(self, arrays: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
         """``record(results, arrays, factors, size)``: the results of `perturb` for arrays like these, with gradients.
 
@@ -231,10 +226,10 @@ def check_memory(address: int) -> None:
 
 def counted_as(name: str, dtype: str, numpy_dtype: np.dtype[Any] | None = None) -> str:
     """The type with which elements of type `dtype` enter the promotion; TypeError if the type is not accepted."""
-    if dtype not in _ELEMENTS:
-        found = dtype
-        if numpy_dtype is not None:
-            noun = _ELEMENT_NOUNS.get(numpy_dtype.char)
-            found = dtype if noun is None else f"{noun} ({dtype if noun.endswith('double') else numpy_dtype})"
-        raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)} or an integer type, got {found}")
-    return dtype if dtype in DTYPES else "float32"
+    if dtype in DTYPES:
+        return dtype
+    if dtype in INTEGER_SIZES:
+        return "float32"
+    noun = None if numpy_dtype is None else _ELEMENT_NOUNS.get(numpy_dtype.char)
+    found = dtype if noun is None else f"{noun} ({dtype if noun.endswith('double') else numpy_dtype})"
+    raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)} or an integer type, got {found}")

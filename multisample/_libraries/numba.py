@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import numpy as np
 from numba import cuda
 from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
@@ -70,8 +69,7 @@ class NumbaLibrary(Library):
     def stream(self, device: Device) -> Callable[[Any], int]:
         return lambda array: handle_of(array.stream)
 
-    def to_host(self, array: Any) -> HostArray:
-        return np.asarray(array.copy_to_host())
+    to_host, overwrite = staticmethod(DeviceNDArray.copy_to_host), staticmethod(DeviceNDArray.copy_to_device)
 
     def to_device(self, array: HostArray, device: Device) -> Any:
         with on_device(device.ordinal):
@@ -79,9 +77,6 @@ class NumbaLibrary(Library):
         # The copy is on the default stream, and may not have arrived. Not every stream waits for the default stream.
         synchronize(device.ordinal)
         return target
-
-    def overwrite(self, target: Any, array: HostArray) -> None:
-        target.copy_to_device(array)
 
 
 NUMBA = NumbaLibrary()

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends.contract import HostArray
 from multisample.backends.memory.dlpack import numpy_dtype
 
 from .._arguments import describe
@@ -48,7 +47,7 @@ class NumpyLibrary(Library):
         return kind, out.dtype, out.shape, out.strides, out.flags.writeable
 
     # Attributes of a subclass, such as `T` and `flags`, may differ from those of its memory.
-    host_array = staticmethod(np.asarray)
+    host_array = to_host = staticmethod(np.asarray)
 
     def address(self, array: Any) -> int:
         try:
@@ -64,7 +63,6 @@ class NumpyLibrary(Library):
         return np.may_share_memory(a, b) and np.shares_memory(a, b)
 
     def normalized(self, name: str, array: Any) -> Any:
-        """Argument `name` as a NumPy array, or as a `ListArray`."""
         if type(array) in self.types:
             return array
         _check_mask(name, array)
@@ -106,9 +104,6 @@ class NumpyLibrary(Library):
     def allocator(self, shape: Shape, dtype: str, device: Device) -> Callable[[Any], Any]:
         element, empty = cached_dtype(dtype), np.empty
         return lambda like: empty(shape, element)
-
-    def to_host(self, array: Any) -> HostArray:
-        return np.asarray(array)
 
 
 _address_of, _element_in = ctypes.addressof, ctypes.c_char.from_buffer

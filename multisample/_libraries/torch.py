@@ -36,7 +36,6 @@ _empty_cpu, _empty_cuda = _guards._empty_strided_cpu, _guards._empty_strided_cud
 
 @functools.cache
 def name_of(dtype: Any) -> str:
-    """NumPy's name of a PyTorch dtype."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -190,7 +189,6 @@ class TorchLibrary(Library):
 
     @traced_as(lambda self, module: tree_of(module))
     def tree(self, module: Any) -> tuple[tuple[Any, ...], list[Any]]:
-        """See `tree_of`."""
         found = None if self._tree is None else self._tree(module)
         return tree_of(module) if found is None else found
 
@@ -243,6 +241,7 @@ class TorchLibrary(Library):
         return is_transforming() or any(map(self.is_opaque, arrays))
 
     address = staticmethod(torch.Tensor.data_ptr)
+    written = staticmethod(torch.autograd.graph.increment_version)
 
     def counted(self, vectors: Mapping[str, Any]) -> Iterable[str]:
         # PyTorch ignores the type of a 0-d tensor beside a vector of floats.
@@ -259,9 +258,6 @@ class TorchLibrary(Library):
     def share_memory(self, a: Any, b: Any) -> bool:
         b = torch._neg_view(b) if b.is_neg() else b  # NumPy has no negative bit.
         return HOST.share_memory(self.host_array(a), self.host_array(b))
-
-    def copied(self, array: Any) -> Any:
-        return array.clone()
 
     def normalized(self, name: str, array: Any) -> Any:
         if self.is_opaque(array):
@@ -326,10 +322,6 @@ class TorchLibrary(Library):
         capturing = torch._C._cuda_isCurrentStreamCapturing
         # PyTorch's function takes a fifth of the driver's time, but only queries the current device.
         return lambda stream: bool(capturing() if current_device() == ordinal else driver_is_capturing(stream))
-
-    def written(self) -> Callable[[Any], None]:
-        increment: Callable[[Any], None] = torch.autograd.graph.increment_version
-        return increment
 
     def recorder(self, arrays: Sequence[Any]) -> Callable[..., Sequence[Any]] | None:
         return _record if any(x.requires_grad for x in arrays) else None

@@ -28,13 +28,12 @@ from .._checks.operands import check_alignment, check_unwritten, ranges_of
 from .._libraries import Device, Library, Operand, as_base_class, described, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
-from .._libraries.scratch import scratch_allocator
 from .._operations import ROWS
 from .._plan import guarded_plans, put_guarded
 from .._randomness.generator import WORD_64, Key
 from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
-from .._stream_order import order_after, order_before
+from .._stream_order import order_after, order_before, scratch_allocator
 from .._tracing import is_of_torch
 from .populations import DECAYED, PLAIN, Variant, decays_of, factors_of, members_of, variant_of, words_reader
 from .spans import Block, Shards, one_of, packer_of, spans_of, steps_of
@@ -225,7 +224,7 @@ def _planned(request: Request, memory: Memory, ties: Ties) -> Callable[..., Sequ
     # Tied parameters share a result.
     makers = {k: library.allocator(targets[k].shape, sources[k].dtype, sources[k].device) for k in set(owners)}
     converts = any(x.read is not None for x in sources)
-    notify = None if is_fresh else library.written()
+    notify = None if is_fresh else library.written
     record = library.recorder(request.parameters.arrays) if is_fresh else None
     packed_factors = factors_of([MATRIX_TYPES[x.dtype].computing for x in sources])
     last = [b""]  # The addresses of the last call, whose ties are known.
@@ -404,13 +403,8 @@ def _groups(
         fields["origin_step"] = 8 if members_on_device is None else members_on_device.strides[0]
     groups = []
     for (device, dtype), arrays in members.items():
-        backend = choose(request.backend, library.name, device.kind)
+        backend = choose(request.backend, library.name, device.kind, adopts=False)
         library.compile_key(backend)
-        if device.kind not in backend.device_kinds:
-            raise ValueError(
-                f"backend: {backend.name!r} serves {' and '.join(backend.device_kinds)} memory, got parameters in"
-                f" {device.kind} memory"
-            )
         found = [(k, span) for k in arrays for block in blocks[k] for span in spans_of(pairs[k], block, ids[owners[k]])]
         if not found or variant.size == 0:  # A rank may hold no element.
             continue

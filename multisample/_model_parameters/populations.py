@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.launch import UNIT_FACTOR
 
 from .._arguments import checked_integer, describe, rounded_once
 from .._checks.window_and_options import check_members
@@ -193,6 +192,3 @@ def factors_of(reals: Sequence[str]) -> Callable[[tuple[float, ...]], bytes]:
         return np.array([factor_of(decay, real) for decay, real in zip(decays, reals, strict=True)]).tobytes()
 
     return functools.lru_cache(8)(pack)
-
-
-assert np.float64(1).view(np.int64) == UNIT_FACTOR

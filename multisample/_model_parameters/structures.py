@@ -38,7 +38,6 @@ class Structure(NamedTuple):
         return argument if self.rebuild is one_array else f"{argument}[{k}]"
 
     def labels(self, argument: str) -> list[str]:
-        """The names of all arrays in error messages."""
         return [self.label(argument, k) for k in range(len(self.arrays))]
 
 
@@ -182,7 +181,6 @@ _cached_names = functools.lru_cache(64)(_names_of)  # Calls pass the same names 
 
 @traced_as(_names_of)
 def names_of(argument: str, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """See `_names_of`."""
     return _cached_names(argument, paths)
 
 

@@ -27,8 +27,6 @@ class Memory(NamedTuple):
 
 
 class Ties(NamedTuple):
-    """Which parameters share memory."""
-
     owners: list[int]
     """For each parameter, the index of the parameter that owns its memory: itself, or the first tied parameter."""
     written: list[int]

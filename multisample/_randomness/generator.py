@@ -160,10 +160,9 @@ class DeviceCounter:
 
     def keep_for_graph(self) -> None:
         """Never free the counter, since a graph has captured its address."""
-        with self.lock:
-            if not self._is_captured:
-                self._is_captured = True
-                _captured.append(self.array)
+        if not self._is_captured:
+            self._is_captured = True
+            _captured.append(self.array)
 
 
 def _check_offset(offset: int) -> None:

@@ -187,7 +187,7 @@ def test_eager_calls_of_one_signature_have_one_plan() -> None:
     for seed in (1, Key(2, 3), 2**64 - 1, 2**40):
         found = sample(mu, sigma, N, seed=seed, sample_offset=2)
         check_same(found, sample(MU, SIGMA, N, seed=seed, sample_offset=2))
-    ours = [plan for plan in PLANS._plans.values() if type(plan).__module__ == "multisample._routes.jax"]
+    ours = [plan for plan in PLANS.values() if type(plan).__module__ == "multisample._routes.jax"]
     assert len(ours) == 2  # One for int seeds, one for `Key` seeds.
     # A plan of eager calls is not for calls that are traced.
     check_same(jax.jit(lambda: sample(mu, sigma, N, seed=5))(), sample(MU, SIGMA, N, seed=5))

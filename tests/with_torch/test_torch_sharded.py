@@ -94,7 +94,7 @@ for _ in range(3):
     y = multisample.torch.sample_sharded(torch.zeros(3), np.ones(()), 5, mesh=mesh, placements=[Shard(1)], seed=7)
     assert torch.equal(x.full_tensor(), y.full_tensor())
 assert len(_SHARD_PLANS) == 2
-seen, waiting = set(), [*_SHARD_PLANS._plans, *_SHARD_PLANS._plans.values()]
+seen, waiting = set(), [*_SHARD_PLANS, *_SHARD_PLANS.values()]
 while waiting:
     thing = waiting.pop()
     if id(thing) not in seen and not isinstance(thing, type) and type(thing).__name__ != "module":

@@ -23,7 +23,7 @@ class ProgramCache(PlanCache[Any]):
 
     def __len__(self) -> int:
         """The number of programs. A function has one for each type and sharding of its arguments."""
-        return sum(max(1, function._cache_size()) for function in list(self._plans.values()))
+        return sum(max(1, function._cache_size()) for function in list(self.values()))
 
     def _after_fork(self) -> None:
         """Keep all programs: freeing one may wait for threads that the child does not have."""
