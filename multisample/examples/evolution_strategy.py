@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,10 @@ def train(devices: Sequence[str] = ("cpu",), steps: int = 100, seed: int = 7) ->
     shared = context.Array("d", MEMBERS, lock=False), context.Barrier(len(devices))
     with ProcessPoolExecutor(len(devices), context, share, shared) as executor:
         futures = [executor.submit(work, *worker, steps, seed) for worker in enumerate(devices)]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        shared[1].abort()  # The others would wait for a worker that failed.
+        for future in done:
+            future.result()  # Raises that worker's error.
         scores, digests = zip(*(future.result() for future in futures), strict=True)
     return scores[0], [set(of_step) for of_step in zip(*digests, strict=True)]
 
