@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, DeviceKind, Launcher
 from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
-from .kernels.cuda.geometry import geometry
-from .kernels.cuda.kernel_choice import OF_ROWS, is_small
+from .kernels.cuda.geometry import OF_ROWS, geometry, is_small
 from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, span_lists, spans_at

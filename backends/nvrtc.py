@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import ORIGINS, StoreKind
+from .kernels.cuda.geometry import ORIGINS, StoreKind
 from .kernels.cuda.keys import KernelKey, Key, PerturbKey, choices_of
 from .kernels.cuda.toolchain import nvrtc_version
 from .native import csrc_files

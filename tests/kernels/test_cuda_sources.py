@@ -40,7 +40,7 @@ import multisample
 from multisample.backends import nvrtc
 from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.kernels.cuda.kernel_choice import ORIGINS
+from multisample.backends.kernels.cuda.geometry import ORIGINS
 from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import compiler_flags, csrc_files, toolchain, units
@@ -476,7 +476,6 @@ def test_launches_report_only_their_own_errors() -> None:
         "stream/rounding.h",
         "include/multisample/normal.h",
         "launch.h",
-        "cuda/kernel_choice.h",
         "cuda/geometry.h",
         "cuda/gradient_geometry.h",
         "torch/inputs.h",

@@ -17,7 +17,7 @@ from tables import DTYPES
 
 from multisample.backends.driver import CONFIGURATION_SIZE, pack_configuration
 from multisample.backends.element_types import SIZES
-from multisample.backends.kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, ORIGINS
+from multisample.backends.kernels.cuda.geometry import OF_BATCH, OF_ROWS, ORIGINS
 from multisample.backends.kernels.cuda.keys import PerturbKey
 from multisample.backends.kernels.cuda.perturb_geometry import (
     HEAD_WORDS,

@@ -16,13 +16,14 @@ from multisample.backends.kernels.cuda.geometry import (
     ONE_ROW_TURNS,
     PLAIN_TURNS,
     Geometry,
+    StoreKind,
+    ceil_div,
     divisor,
     few_columns_geometry,
     geometry,
     small_matrices_geometry,
     staged_own_rows_of,
 )
-from multisample.backends.kernels.cuda.kernel_choice import StoreKind, ceil_div
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES, ElementType
 

@@ -14,7 +14,7 @@ from numba.cuda.utils import numba_target_override
 
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
-from .kernel_choice import StoreKind
+from .geometry import StoreKind
 from .keys import KernelKey, name_of
 from .parameters import SIGNATURE
 from .plain import plain_kernel, plain_transposed_kernel

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from multisample.backends.element_types import SIZES, ElementType
 from multisample.backends.launch import INPUTS, Launch, Operation, computing_name
 
-from .kernel_choice import ceil_div
+from .geometry import ceil_div
 
 CONVERSION_THREADS, MOST_CONVERSION_BLOCKS = 256, 4096
 _CONVERSION = struct.Struct("QqI4xqQQQ")

@@ -18,8 +18,8 @@ from multisample.backends.kernels.stream.rounding import WIDENING
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 from multisample.backends.launch import ElementType
 
+from .geometry import ANTITHETIC_WIDTH, WIDTH
 from .intrinsics import cosine, from_float16, load, log2, narrowing, sine, square_root
-from .kernel_choice import ANTITHETIC_WIDTH, WIDTH
 from .keys import KernelKey
 
 _NUMBER, _FLOAT32 = int(ElementType.number), int(ElementType.float32)

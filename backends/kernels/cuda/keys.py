@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, TypeAlias
 
-from .kernel_choice import StoreKind
+from .geometry import StoreKind
 
 
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.

@@ -11,7 +11,7 @@ import numpy as np
 
 from multisample.backends.launch import PACKED_LAUNCH, SPAN, UNIT_FACTOR, ElementType, Launch, Span
 
-from .kernel_choice import ELEMENT_SIZES, OF_BATCH, OF_ROWS, WIDTH, ceil_div
+from .geometry import ELEMENT_SIZES, OF_BATCH, OF_ROWS, WIDTH, ceil_div
 
 __all__ = [
     "HEAD_WORDS", "KEYS_BYTES", "PERTURB_THREADS", "SpanList", "Spans", "fields_of", "most_spans", "origin_of",

@@ -16,10 +16,9 @@ from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import MANY_TURNS, ONE_ROW_TURNS, PLAIN_TRANSPOSED_THREADS
+from .geometry import MANY_TURNS, ONE_ROW_TURNS, PLAIN_THREADS, PLAIN_TRANSPOSED_THREADS, own_rows_of
 from .group import group_of, keys_of, offset_of
 from .intrinsics import store, store_vector
-from .kernel_choice import PLAIN_THREADS, own_rows_of
 from .keys import KernelKey
 
 OPTIONS = {"lto": False, "opt": True, "debug": False}
