@@ -19,9 +19,6 @@ StoreKind = enum.IntEnum(
 )  # fmt: skip
 ELEMENT_SIZES = [SIZES.get(kind.name, 0) for kind in ElementType]
 """Bytes of an element, by `ElementType`; 0 for types that no matrix has."""
-ORIGINS = ("kInParameters", "kInMemory", "kOfBatch", "kOfRows")
-"""Where a kernel of perturb finds its keys. With the last two origins, the spans are wide."""
-OF_BATCH, OF_ROWS = 2, 3
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 SHORT_ROW = 128
 FAR_APART = 2**28

@@ -64,7 +64,7 @@ class PerturbKey:
     strided: bool
     """Whether the kernel takes spans that are not runs."""
     origin: int
-    """The index of a name in `ORIGINS`."""
+    """A `KeyOrigin`."""
     device: int
 
 
