@@ -178,13 +178,12 @@ inline bool is_usual(const Launch& call, i64 skip) {
   return call.column_stride == size && bits % (size == 2 ? 8 : 16) == 0;
 }
 
-// Maximum groups of all rows with kPlain. With more, another kernel is faster, as measured on an H200; or indices are
-// too short.
+// Maximum groups of all rows with kPlain. With more, another kernel is faster, as measured on an H200; or indices of
+// groups and rows, which have 32 bits, are too short.
 inline u64 most_plain_groups(const Launch& call, bool usual, u64 groups) {
   const bool shared = call.shared_noise, antithetic = call.antithetic;
   const u32 size = element_size(call.type);
-  // Indices of groups and rows have 32 bits, and indices of columns have a sign.
-  const u64 indexed = call.columns < 1 << 30 ? u64{1} << 31 : 0;
+  constexpr u64 indexed = u64{1} << 31;
   const bool few = has_few_rows(call, size);
   if (few || !usual) return size == 8 || shared || antithetic ? 1 << 16 : few ? 1 << 18 : 3 << 18;
   if (size == 8) return shared || antithetic ? 1 << 16 : indexed;
@@ -197,7 +196,8 @@ inline u64 most_plain_groups(const Launch& call, bool usual, u64 groups) {
 // Whether a plain kernel is the fastest.
 inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
   const u32 size = element_size(call.type);
-  if (call.origin_in_memory || call.batch > 1) return false;
+  // Indices of columns have 32 bits and a sign.
+  if (call.origin_in_memory || call.batch > 1 || call.columns >= 1 << 30) return false;
   const bool usual = is_usual(call, skip);
   const u64 all = groups * call.rows;
   if (!is_transposed(call, size)) return all <= most_plain_groups(call, usual, groups);
@@ -206,8 +206,7 @@ inline bool is_plain(const Launch& call, i64 skip, u64 groups) {
     // measured on an H200. With costly noise the call is usual: branches would cost more than they save. With other
     // noise the matrix has 512 columns: with fewer, memory is the limit, and kTransposed is faster.
     const bool costly = !call.shared_noise && !call.antithetic && !(call.fast_math && size < 8);
-    const u64 most = (costly ? usual : call.columns >= 512) ? (u64{1} << 32) - 1 : 1 << 21;
-    return all <= most && call.columns < 1 << 30;
+    return all <= ((costly ? usual : call.columns >= 512) ? (u64{1} << 32) - 1 : 1 << 21);
   }
   return call.rows >= 32 && all <= (size == 8 ? 1 << 16 : 1 << 18);
 }
@@ -432,7 +431,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   // there are enough blocks. A short call needs a few hundred blocks. A long call needs thousands, so that no processor
   // waits long for the last block. Where memory is the limit, few turns are better: blocks then write close to each
   // other.
-  const u64 rows = ceil_div(call.rows, g.rows_per_pass), all = rows * tiles * (call.batch > 1 ? call.batch : 1);
+  const u64 rows = ceil_div(call.rows, g.rows_per_pass), all = rows * tiles * max(call.batch, 1);
   const bool cheap = is_cheap(call);
   u64 most_turns = g.store_kind == kAligned ? 128 : 32;
   if (call.shared_noise || (cheap && g.store_kind == kAligned && g.rows_per_pass > 1)) {

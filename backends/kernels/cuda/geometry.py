@@ -145,7 +145,7 @@ def is_usual(launch: Launch, skip: int) -> bool:
 def _most_plain_groups(launch: Launch, usual: bool, groups: int) -> int:
     """Maximum groups of all rows with kPlain."""
     shared_noise, antithetic, size = launch.shared_noise, launch.antithetic, ELEMENT_SIZES[launch.type]
-    indexed = 2**31 if launch.columns < 2**30 else 0
+    indexed = 2**31
     few = _has_few_rows(launch, size)
     if few or not usual:
         return 2**16 if size == 8 or shared_noise or antithetic else 2**18 if few else 3 * 2**18
@@ -162,7 +162,7 @@ def _most_plain_groups(launch: Launch, usual: bool, groups: int) -> int:
 
 def _is_plain(launch: Launch, skip: int, groups: int) -> bool:
     """Whether a plain kernel is the fastest."""
-    if launch.origin_in_memory or launch.batch > 1:
+    if launch.origin_in_memory or launch.batch > 1 or launch.columns >= 2**30:
         return False
     usual, size, groups_of_all = is_usual(launch, skip), ELEMENT_SIZES[launch.type], groups * launch.rows
     if not _is_transposed(launch, size):
@@ -170,7 +170,7 @@ def _is_plain(launch: Launch, skip: int, groups: int) -> bool:
     if _has_aligned_pieces(launch, size):
         costly = not (launch.shared_noise or launch.antithetic or (launch.fast_math and size < 8))
         at_every_size = usual if costly else launch.columns >= 512
-        return groups_of_all <= (2**32 - 1 if at_every_size else 2**21) and launch.columns < 2**30
+        return groups_of_all <= (2**32 - 1 if at_every_size else 2**21)
     return launch.rows >= 32 and groups_of_all <= (2**16 if size == 8 else 2**18)
 
 
