@@ -291,7 +291,7 @@ def test_every_geometry_is_within_the_limits_of_the_kernel(calls: list[Call]) ->
             assert abs(cut.column_step) * call.width * cut.groups_per_pass < 2**31, call
             if kind == "kTransposedStaged":
                 # The threads have registers for all dimensions of a pass.
-                registers = cut.threads * cuts.staged_own_rows_of(size, call.antithetic)
+                registers = cut.threads * (own_rows // 2 if call.antithetic else own_rows)
                 assert cut.pieces * cut.groups_per_pass <= registers and column_stride == call.rows * size, call
             else:
                 assert cut.threads <= 128 and cut.overlap == (cut.column_step % own_rows > 0), call

@@ -334,33 +334,17 @@ def _rows(launch: Launch, g: Geometry, groups: int) -> Geometry:
     )  # fmt: skip
 
 
-def staged_own_rows_of(size: int, antithetic: bool) -> int:
-    """Dimensions that a thread of kTransposedStaged keeps."""
-    return own_rows_of(size) // (2 if antithetic else 1)
-
-
-def staged_threads(shared_noise: bool) -> int:
-    """Threads of a block of kTransposedStaged."""
-    return 256 if shared_noise else 128
-
-
 def _transposed(launch: Launch, g: Geometry, groups: int) -> Geometry:
     """The geometry of kTransposed, or of kTransposedStaged where that is faster."""
-    rows, column_stride, shared_noise, antithetic = (
-        launch.rows, launch.column_stride, bool(launch.shared_noise), bool(launch.antithetic)
-    )  # fmt: skip
-    size, cheap = ELEMENT_SIZES[launch.type], _is_cheap(launch)
-    own_rows = own_rows_of(size)
-    enough = ceil_div(groups, 264)
-    room = staged_threads(shared_noise) * staged_own_rows_of(size, antithetic)
-    most_groups = room // rows
-    tiles = 1
+    rows, column_stride, size, cheap = launch.rows, launch.column_stride, ELEMENT_SIZES[launch.type], _is_cheap(launch)
+    shared_noise, antithetic, own_rows = bool(launch.shared_noise), bool(launch.antithetic), own_rows_of(size)
+    enough, tiles, threads = ceil_div(groups, 264), 1, 256 if shared_noise else 128
+    most_groups = threads * (own_rows // 2 if antithetic else own_rows) // rows
     whole_sectors = (launch.matrix | column_stride) % 32 == 0
     halves_matter = shared_noise or (cheap and antithetic)
     prefers_pieces = _has_aligned_pieces(launch, size) and (whole_sectors or not halves_matter)
     fits = most_groups > (0 if shared_noise or antithetic else 1 if cheap else 3)
     if not prefers_pieces and column_stride == rows * size and fits:
-        threads = staged_threads(shared_noise)
         g = g._replace(store_kind=StoreKind.kTransposedStaged, pieces=rows)
         per_pass = min(enough, most_groups, threads)
     else:
