@@ -1,5 +1,5 @@
-// The geometry of a call: its cut into blocks and threads. backends/kernels/cuda/geometry.py computes the same
-// geometry. The numbers drawn do not depend on the geometry.
+// The store kind of a call, which selects its kernel, and the geometry: its cut into blocks and threads. The twin is
+// backends/kernels/cuda/geometry.py. The numbers drawn do not depend on the geometry.
 //
 // A group is the columns of one Philox block: four, or eight with antithetic noise.
 //

@@ -1,4 +1,4 @@
-"""The geometry of a call: its cut into CUDA blocks and threads, for backends that launch from Python.
+"""The store kind of a call, which selects its kernel, and the geometry: its cut into CUDA blocks and threads.
 
 A twin of ``csrc/cuda/geometry.h``, which has the reasons. The numbers drawn do not depend on the geometry.
 """
