@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, DeviceKind, Launcher
 from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
-from .kernels.cuda.geometry import geometry
-from .kernels.cuda.kernel_choice import OF_ROWS, is_small
+from .kernels.cuda.geometry import geometry, is_small
 from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, moment_geometry
-from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, origin_of, span_lists, spans_at
+from .kernels.cuda.perturb_geometry import PERTURB_THREADS, KeyOrigin, origin_of, span_lists, spans_at
 from .kernels.cuda.round_keys import round_keys_of
 from .launch import (
     FIELD_AT,
@@ -318,17 +317,17 @@ class DriverBackend:
         """
         launch, convert, _ = self._converter(launch)
         dtype, (pack_head, tail) = type_name(launch), packer(launch)
-        last: tuple[bytes, list[Any]] = b"", []
+        last: tuple[bytes, Any, list[tuple[Callable[[int, bytes], None], int, int]]] = b"", None, []
         keys, rows = round_keys_of(computing_name(launch)), launch.rows
         parts = _parts(launch._replace(matrix_step=0))  # `addresses` have spans in the place of the matrix.
         source_step, target_step = Span._fields.index("source_step"), Span._fields.index("target_step")
 
-        def prepared(cut: SpanList, origin: int) -> tuple[Callable[[int, bytes], None], int, SpanList]:
+        def prepared(strided: bool, blocks: int, place: slice, origin: int) -> Any:
             fast_math = bool(launch.fast_math) and dtype != "float64"
-            one_member = rows == 1 and origin != OF_ROWS
-            key = PerturbKey(dtype, fast_math, one_member, cut.strided, origin, launch.device)
-            size = PACKED_LAUNCH + cut.words[0].nbytes + len(keys(0))
-            return self._launch_of_size(size, launch.device), self.kernel(key), cut
+            one_member = rows == 1 and origin != KeyOrigin.kOfRows
+            key = PerturbKey(dtype, fast_math, one_member, strided, origin, launch.device)
+            size = PACKED_LAUNCH + 8 * (place.stop - place.start) + len(keys(0))
+            return self._launch_of_size(size, launch.device), self.kernel(key), blocks
 
         def kernels(
             addresses: Sequence[Any], words: tuple[int, int, int, int], stream: int, scratch: int
@@ -340,12 +339,12 @@ class DriverBackend:
             spans = spans_at(addresses[3])
             origin = origin_of(launch, spans)
             shapes = bytes((origin,)) + spans[:, 2:-1].tobytes()
-            known, cuts = last
+            known, lists, ready = last
             if shapes != known:
-                found = span_lists(launch, spans, origin)
+                lists = span_lists(launch, spans, origin)
                 with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                    cuts = [prepared(cut, origin) for cut in found]
-                last = shapes, cuts
+                    ready = [prepared(*kernel, origin) for kernel in lists.kernels]
+                last = shapes, lists, ready
             of_seed = keys(words[0])
             first = 0
             for batch, moves in parts:
@@ -357,10 +356,9 @@ class DriverBackend:
                 if first:
                     own = spans.copy()
                     own[:, :2] += first * spans[:, (source_step, target_step)]
-                for launch_kernel, kernel, cut in cuts:
-                    for blocks, packed in zip(cut.blocks, cut.packed(own), strict=True):
-                        configuration = pack_configuration(blocks, PERTURB_THREADS, stream, max(batch, 1))
-                        yield launch_kernel, kernel, configuration + head + tail + packed + of_seed
+                for (launch_kernel, kernel, blocks), packed in zip(ready, lists.packed(own), strict=True):
+                    configuration = pack_configuration(blocks, PERTURB_THREADS, stream, max(batch, 1))
+                    yield launch_kernel, kernel, configuration + head + tail + packed + of_seed
                 first += batch
 
         return kernels

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
-from .kernels.cuda.kernel_choice import ORIGINS, StoreKind
+from .kernels.cuda.geometry import StoreKind
 from .kernels.cuda.keys import KernelKey, Key, PerturbKey, choices_of
+from .kernels.cuda.perturb_geometry import KeyOrigin
 from .kernels.cuda.toolchain import nvrtc_version
 from .native import csrc_files
 from .system import cache
@@ -47,7 +48,7 @@ def kernel_name(key: Key | None) -> str:
         choices["store_kind"] = f"multisample::{StoreKind(key.store_kind).name}"
     if isinstance(key, PerturbKey):
         choices["strided"] = f"multisample::{'StridedSpan' if key.strided else 'Run'}"
-        choices["origin"] = f"multisample::{ORIGINS[key.origin]}"
+        choices["origin"] = f"multisample::{KeyOrigin(key.origin).name}"
     choices["dtype"] = MATRIX_TYPES[key.dtype].cpp
     texts = (str(x).lower() if isinstance(x, bool) else str(x) for x in choices.values())
     return f"multisample::{'finish_' * finishing}{key.kind}_kernel<{', '.join(texts)}>"

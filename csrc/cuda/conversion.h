@@ -29,10 +29,6 @@ constexpr u32 kConversionThreads = 256, kMostConversionBlocks = 4096;
 
 #if !defined(__CUDACC_RTC__)
 
-inline bool is_readable(u32 type, const Launch& call) {
-  return type == kNumber || type == computing_type(call.type) || type == call.type;
-}
-
 // Points the call to copies of the vectors that kernels cannot read. The copies begin at call->scratch, which moves
 // behind the copies. Returns the size of the copies, in float64 numbers.
 inline u64 convert_vectors(Launch* call, Conversions* conversions) {
@@ -42,7 +38,7 @@ inline u64 convert_vectors(Launch* call, Conversions* conversions) {
   conversions->count = 0;
   const auto convert = [&](Input* input, i64* stride, i64* step, u32* type, u64 length) {
     const u64 elements = *step == 0 ? length : length * max(call->batch, 1);
-    if (is_readable(*type, *call) || elements == 0) return;
+    if (*type == kNumber || *type == computing || *type == call->type || elements == 0) return;
     double* const to = call->scratch + taken;
     conversions->each[conversions->count++] = {{*input, *stride, *type}, *step, length, elements, to};
     input->data = to;

@@ -23,10 +23,9 @@ constexpr u32 kGradientThreads = 256;
 constexpr u32 kChain = 8;
 
 // Groups that a thread reads before it makes their noise.
-template <u32 rows, bool antithetic>
-constexpr u32 kGroupsAtOnce = rows > 1     ? 1
-                              : antithetic ? 2
-                                           : 4;
+MULTISAMPLE_HOST_FUNCTION constexpr u32 groups_at_once(u32 rows, bool antithetic) {
+  return rows > 1 ? 1 : antithetic ? 2 : 4;
+}
 
 // How a thread reads the columns of a group.
 enum Loads : u32 {
@@ -81,11 +80,11 @@ inline Loads loads_of(const Launch& call, u32 skip) {
 inline bool has_many_rows(const Launch& call, const GradientGeometry& g) {
   // Threads that read the seed from memory need registers for round keys, and have none for the sums of several rows.
   if (call.origin_in_memory != 0 || call.rows < (g.across ? 512 : 48)) return false;
-  // A thread with one row makes the noise of several groups at once (kGroupsAtOnce), and would waste the others.
+  // A thread with one row makes the noise of several groups at once (groups_at_once), and would waste the others.
   return g.groups == 1 || call.rows * g.groups >= (1 << 21);
 }
 
-// Turns of one loop iteration: see kGroupsAtOnce.
+// Turns of one loop iteration: see groups_at_once().
 inline u64 unit_of(const GradientGeometry& g) { return g.rows > 1 ? 1 : 4; }
 
 // Sets tiles and slots for threads along dimensions: enough tiles to read whole cache lines, in equal blocks.
@@ -177,7 +176,7 @@ inline void complete(const Launch& call, GradientGeometry& g) {
   const i64 width = call.antithetic ? kAntitheticWidth : kWidth;
   g.row_step = g.tiles * call.row_stride;
   g.turn_step = g.slots * call.column_stride * width;
-  const u64 unit = g.rows > 1 ? 1 : call.antithetic ? kGroupsAtOnce<1, true> : kGroupsAtOnce<1, false>;
+  const u64 unit = groups_at_once(g.rows, call.antithetic);
   g.sweep_step = g.rows * g.row_step - static_cast<i64>(ceil_div(g.last_turns, unit) * unit) * g.turn_step;
   g.parts_log2 = 0;
   const u64 parts = min(kGradientThreads / (g.tiles * g.rows * 2), g.partials / 4);
@@ -190,8 +189,7 @@ inline GradientGeometry gradient_geometry(const Launch& call) {
   g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   g.groups = ceil_div(g.skip + call.columns, width);
   g.loads = loads_of(call, g.skip);
-  const auto magnitude = [](i64 x) { return x < 0 ? u64{0} - static_cast<u64>(x) : static_cast<u64>(x); };
-  g.across = g.loads == kApart && call.rows > 1 && magnitude(call.row_stride) < magnitude(call.column_stride);
+  g.across = g.loads == kApart && call.rows > 1 && call.row_stride < call.column_stride;
   g.rows = has_many_rows(call, g) ? rows_at_once(call.type, call.shared_noise, call.antithetic) : 1;
   g.across ? set_tiles_across(call, g) : set_tiles_along(call, g);
   set_turns(call, g);

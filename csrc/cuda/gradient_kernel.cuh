@@ -245,7 +245,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   using Real = Computing<G>;
   using Reader = Reader<G, antithetic, rows, only_at_once>;
   using Noise = Noise<Real, shared_noise, fast>;
-  constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
+  constexpr u32 kGroups = groups_at_once(rows, antithetic);
   // Partial sum p of sum s is at s * geometry.pitch + p. The sums for mu come before the sums for sigma.
   __shared__ double sums[2 * rows * kGradientThreads];
   // Volatile, because the compiler would load all row parts into registers, which then spill.

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/kernel_choice.h"
+#include "cuda/geometry.h"
 #include "launch.h"
 #include "torch/python_abi.h"
 

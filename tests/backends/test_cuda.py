@@ -42,8 +42,8 @@ from tables import DTYPES, NOISES
 
 import multisample
 from multisample.backends import generic, registry
-from multisample.backends.kernels.cuda import geometry, kernel_choice
-from multisample.backends.kernels.cuda.kernel_choice import StoreKind
+from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda.geometry import StoreKind
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 
@@ -175,12 +175,12 @@ class Grid(NamedTuple):
         return max(self.heights) + 2, max(self.lengths) + max(self.skips)
 
 
-LEAST = kernel_choice.LEAST_ROWS
+LEAST = geometry.LEAST_ROWS
 GRIDS = (
     Grid(HEIGHTS, LENGTHS, range(8)),
     # For kFewColumns: rows that fill whole threads, and five more. That store kind needs a window that begins at a
     # group's first column.
-    Grid((LEAST, LEAST + 5), range(1, kernel_choice.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
+    Grid((LEAST, LEAST + 5), range(1, geometry.MOST_FEW_COLUMNS + 2), (0, 8, 0, 3)),
     # More groups than the plain kernels draw.
     Grid((1, 2), (2**22 + 4, 2**22 + 5), (0, 3), strided=True),
     *(
@@ -224,7 +224,7 @@ def cases(grid: Grid) -> Iterator[Case]:
         top, skip = (number % 3, grid.skips[number % len(grid.skips)]) if number % 5 else (0, 0)
         places = layouts(d, n, skip)
         turn = sum(divmod(number, len(grid.lengths))) % len(places)
-        paired = places if n <= kernel_choice.MOST_FEW_COLUMNS else [places[turn]]
+        paired = places if n <= geometry.MOST_FEW_COLUMNS else [places[turn]]
         for place, antithetic in [*((place, False) for place in places), *((place, True) for place in paired)]:
             yield Case(d, n, top, skip, *place, antithetic, place[1] != 1 and number % 2 == 1)
 
@@ -237,7 +237,7 @@ def test_the_cases_have_every_store_kind() -> None:
         assert {(kind, case.antithetic) for kind, case in found} == set(itertools.product(of_one_matrix, (False, True)))
         assert {
             (case.n, case.column_stride == 1, case.antithetic) for kind, case in found if kind == StoreKind.kFewColumns
-        } == set(itertools.product(range(1, kernel_choice.MOST_FEW_COLUMNS + 1), (False, True), (False, True)))
+        } == set(itertools.product(range(1, geometry.MOST_FEW_COLUMNS + 1), (False, True), (False, True)))
 
 
 def check_all_layouts(

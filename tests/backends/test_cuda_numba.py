@@ -20,7 +20,7 @@ from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
 
 import multisample
 from multisample.backends import registry
-from multisample.backends.kernels.cuda.kernel_choice import StoreKind
+from multisample.backends.kernels.cuda.geometry import StoreKind
 
 require_device()
 

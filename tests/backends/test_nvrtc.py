@@ -13,7 +13,7 @@ from tables import PLAIN_VERSIONS
 
 from multisample.backends import nvrtc
 from multisample.backends.errors import BackendUnavailableError
-from multisample.backends.kernels.cuda.kernel_choice import StoreKind
+from multisample.backends.kernels.cuda.geometry import StoreKind
 from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
 from multisample.backends.kernels.cuda.toolchain import nvrtc_version
 from multisample.backends.native import csrc_files

@@ -40,8 +40,8 @@ import multisample
 from multisample.backends import nvrtc
 from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.kernels.cuda.kernel_choice import ORIGINS
 from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
+from multisample.backends.kernels.cuda.perturb_geometry import KeyOrigin
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import compiler_flags, csrc_files, toolchain, units
 from multisample.backends.numba import NumbaBackend
@@ -299,7 +299,7 @@ def perturb_kernels() -> list[str]:
     keys = [
         PerturbKey(dtype, fast, one_member, strided, origin, 0)
         for dtype, fast, one_member, strided, origin in itertools.product(DTYPES, *((False, True),) * 3, range(4))
-        if not (fast and dtype == "float64") and not (one_member and ORIGINS[origin] == "kOfRows")
+        if not (fast and dtype == "float64") and not (one_member and origin == KeyOrigin.kOfRows)
     ]
     return [nvrtc.kernel_name(key) for key in keys]
 
@@ -476,7 +476,6 @@ def test_launches_report_only_their_own_errors() -> None:
         "stream/rounding.h",
         "include/multisample/normal.h",
         "launch.h",
-        "cuda/kernel_choice.h",
         "cuda/geometry.h",
         "cuda/gradient_geometry.h",
         "torch/inputs.h",

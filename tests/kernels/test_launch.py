@@ -9,7 +9,7 @@ from pathlib import Path
 from cuda_cpp import requires_gxx
 
 from multisample.backends import launch as fields
-from multisample.backends.kernels.cuda import geometry, parameters
+from multisample.backends.kernels.cuda import geometry, plain
 from multisample.backends.launch import FORMATS, HEAD, INPUTS, PACKED_LAUNCH, ElementType, Launch, Operation, pack
 from multisample.backends.native import csrc_files
 
@@ -82,10 +82,10 @@ def test_numba_reads_every_field_of_a_launch_and_a_geometry_at_its_place() -> No
     cut = [*range(1000, 1000 + len(geometry.Geometry._fields))]
     launch = Launch(*values)
     packed = pack(launch)[fields.SAMPLE_CALL] + geometry.Geometry(*cut).packed()
-    expected = [*(getattr(launch, name) for name in parameters.CALL.fields), *cut]
-    assert parameters.CALL.fields[0] == "offset_at" and parameters.CALL.fields[-1] == "sigma_type"
+    expected = [*(getattr(launch, name) for name in plain.CALL.fields), *cut]
+    assert plain.CALL.fields[0] == "offset_at" and plain.CALL.fields[-1] == "sigma_type"
     found, end = [], 0
-    for kind in (*parameters.CALL.types, *parameters.GEOMETRY.types):
+    for kind in (*plain.CALL.types, *plain.GEOMETRY.types):
         size = kind.bitwidth // 8
         begin = -(-end // size) * size
         end = begin + size

@@ -17,12 +17,12 @@ from tables import DTYPES
 
 from multisample.backends.driver import CONFIGURATION_SIZE, pack_configuration
 from multisample.backends.element_types import SIZES
-from multisample.backends.kernels.cuda.kernel_choice import OF_BATCH, OF_ROWS, ORIGINS
 from multisample.backends.kernels.cuda.keys import PerturbKey
 from multisample.backends.kernels.cuda.perturb_geometry import (
     HEAD_WORDS,
     KEYS_BYTES,
     PERTURB_THREADS,
+    KeyOrigin,
     fields_of,
     most_spans,
     origin_of,
@@ -88,10 +88,10 @@ def expected_launches(launch: Launch) -> Iterator[tuple[PerturbKey, bytes]]:
     spans = spans_at(ctypes.string_at(launch.matrix, launch.spans * SPAN.size))
     origin, rows, batch = origin_of(launch, spans), launch.rows, max(launch.batch, 1)
     head, keys = pack(launch._replace(matrix=0)), round_keys_of("float32")(launch.seed)
-    for cut in span_lists(launch, spans, origin):
-        key = PerturbKey("float32", False, rows == 1 and origin != OF_ROWS, cut.strided, origin, 0)
-        for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
-            yield key, pack_configuration(blocks, PERTURB_THREADS, launch.stream, batch) + head + packed + keys
+    lists = span_lists(launch, spans, origin)
+    for (strided, blocks, _), packed in zip(lists.kernels, lists.packed(spans), strict=True):
+        key = PerturbKey("float32", False, rows == 1 and origin != KeyOrigin.kOfRows, strided, origin, 0)
+        yield key, pack_configuration(blocks, PERTURB_THREADS, launch.stream, batch) + head + packed + keys
 
 
 KEYS = ((1, 2, 3), (4, 5, 6), (7, 8, 9))
@@ -139,7 +139,7 @@ def test_a_launch_has_all_spans_at_their_addresses(name: str, has_launcher: bool
         else:
             backend.launch(launch)
         assert backend.launched == list(expected_launches(launch))
-        assert {ORIGINS[key.origin] for key, _ in backend.launched} == {origin}
+        assert {KeyOrigin(key.origin).name for key, _ in backend.launched} == {origin}
         strided = [key.strided for key, _ in backend.launched]
         assert strided == [False] * kernels[0] + [True] * kernels[1]
 
@@ -174,26 +174,26 @@ def test_the_cut_into_kernels_is_equal_in_both_languages(geometries: ctypes.CDLL
             assert geometries.turns(pack(call)) == turns
             assert geometries.perturb_origin(pack(call)) == origin_of(call, spans)
             wide = draw.random() < 0.5
-            found_lists = span_lists(call, spans, OF_BATCH if wide else 0)
-            cuts = {cut.strided: cut for cut in found_lists}
+            cut = span_lists(call, spans, KeyOrigin.kOfBatch if wide else KeyOrigin.kInParameters)
             for strided in (False, True):
                 out = ctypes.create_string_buffer(20 * 4096)
                 count = geometries.perturb_cut(pack(call), turns, strided, wide, out)
-                lists = cuts[strided].packed(spans) if strided in cuts else []
+                every = zip(cut.kernels, cut.packed(spans), strict=True)
+                lists = [(kernel[1], words) for kernel, words in every if kernel[0] == strided]
                 assert count == len(lists), (dtype, strided)
-                for k, words in enumerate(lists):
+                for k, (blocks, words) in enumerate(lists):
                     expected = np.frombuffer(out.raw, np.int64, len(words) // 8, k * len(words))
                     got = np.frombuffer(words, np.int64)
-                    used = HEAD_WORDS + (got[0] & 0xFFFFFFFF) * fields_of(strided, wide)
+                    used = HEAD_WORDS + (got[0] & 0xFFFFFFFF) * len(fields_of(strided, wide))
                     assert np.array_equal(got[:used], expected[:used]), (dtype, strided, k)
-                    assert 0 < cuts[strided].blocks[k] < 2**31
+                    assert 0 < blocks < 2**31
                     found.add((turns, strided))
     assert found >= {(1, False), (1, True), (8, False), (8, True)}
 
 
 def test_parameters_fill_no_more_than_every_driver_supports() -> None:
     for strided, wide in itertools.product((False, True), repeat=2):
-        fields = fields_of(strided, wide)
+        fields = len(fields_of(strided, wide))
         words = HEAD_WORDS + most_spans(strided, wide) * fields
         assert 4096 - 8 * fields < PACKED_LAUNCH + KEYS_BYTES + 8 * words <= 4096
 
@@ -202,7 +202,7 @@ def test_parameters_fill_no_more_than_every_driver_supports() -> None:
 @requires_nvrtc
 def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     types = ("float32", "v4"), ("float16", "v4"), ("float64", "v2")
-    kinds = (False, 0), (True, 0), (True, ORIGINS.index("kOfBatch")), (False, ORIGINS.index("kOfRows"))
+    kinds = (False, 0), (True, 0), (True, KeyOrigin.kOfBatch), (False, KeyOrigin.kOfRows)
     keys = [PerturbKey(dtype, False, one, False, origin, 0) for dtype, _ in types for one, origin in kinds]
     compiled = nvrtc_compile(source("perturb"), [*map(kernel_name, keys)], "compute_90", ALL_OPTIONS)
     ptx = compiled.code.decode()

@@ -22,8 +22,8 @@ from numba.np.arrayobj import populate_array
 
 from multisample.backends.kernels.compilation import _Callee
 from multisample.backends.kernels.cuda import group, intrinsics, plain
-from multisample.backends.kernels.cuda.kernel_choice import PLAIN_THREADS
-from multisample.backends.kernels.cuda.parameters import CALL, GEOMETRY
+from multisample.backends.kernels.cuda.geometry import PLAIN_THREADS
+from multisample.backends.kernels.cuda.plain import CALL, GEOMETRY
 from multisample.backends.kernels.stream import rounding
 
 Array = np.ndarray[Any, Any]

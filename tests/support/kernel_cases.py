@@ -16,13 +16,14 @@ from multisample.backends.kernels.cuda.geometry import (
     ONE_ROW_TURNS,
     PLAIN_TURNS,
     Geometry,
+    StoreKind,
+    ceil_div,
     divisor,
     few_columns_geometry,
     geometry,
+    own_rows_of,
     small_matrices_geometry,
-    staged_own_rows_of,
 )
-from multisample.backends.kernels.cuda.kernel_choice import StoreKind, ceil_div
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES, ElementType
 
@@ -153,7 +154,7 @@ class Case(Window):
             return g
         groups = ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
         if STORE_KINDS[g.store_kind].startswith("transposed"):
-            return recut(self.cut, g, groups, staged_own_rows_of(self.size, self.antithetic))
+            return recut(self.cut, g, groups, own_rows_of(self.size) // (1 + self.antithetic))
         changed = g._replace(**self.cut(g))
         if STORE_KINDS[g.store_kind] == "few_columns":
             band_rows = max(changed.band_rows // changed.rows_per_pass, 1) * g.rows_per_pass

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from multisample.backends.kernels.cuda.geometry import TRANSPOSED_THREADS, Geometry
-from multisample.backends.kernels.cuda.kernel_choice import StoreKind
+from multisample.backends.kernels.cuda.geometry import TRANSPOSED_THREADS, Geometry, StoreKind
 
 
 def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, own_rows: int) -> Geometry:

@@ -14,10 +14,9 @@ from numba.cuda.utils import numba_target_override
 
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
-from .kernel_choice import StoreKind
+from .geometry import StoreKind
 from .keys import KernelKey, name_of
-from .parameters import SIGNATURE
-from .plain import plain_kernel, plain_transposed_kernel
+from .plain import CALL, GEOMETRY, plain_kernel, plain_transposed_kernel
 
 
 def kernel_of(key: KernelKey, capability: tuple[int, int]) -> Any:
@@ -32,12 +31,8 @@ def compile_kernel(key: KernelKey) -> Any:
     kernel = kernel_of(key, cuda.get_current_device().compute_capability)
     digest = source_digest()
     digest += numba_cuda.__version__ if digest else ""
-    kernel._cache = KernelCache(f"cuda-{name_of(key)}", digest, _reduce, _rebuild, "numba")
-    return kernel.compile(SIGNATURE.args)
-
-
-def _reduce(kernel: Any) -> Any:
-    return kernel._reduce_states()
+    kernel._cache = KernelCache(f"cuda-{name_of(key)}", digest, _Kernel._reduce_states, _rebuild, "numba")
+    return kernel.compile((CALL, GEOMETRY))
 
 
 def _rebuild(target_context: Any, payload: Any) -> Any:

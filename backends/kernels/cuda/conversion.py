@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from multisample.backends.element_types import SIZES, ElementType
 from multisample.backends.launch import INPUTS, Launch, Operation, computing_name
 
-from .kernel_choice import ceil_div
+from .geometry import ceil_div
 
 CONVERSION_THREADS, MOST_CONVERSION_BLOCKS = 256, 4096
 _CONVERSION = struct.Struct("QqI4xqQQQ")
@@ -30,25 +30,20 @@ class Conversion(NamedTuple):
     """The place of the copy in scratch memory, in bytes."""
 
 
-def is_readable(kind: int, launch: Launch) -> bool:
-    """Whether kernels read inputs of an element type."""
-    return kind in (ElementType.number, ElementType[computing_name(launch)], launch.type)
-
-
 def convert_vectors(launch: Launch) -> tuple[Launch, list[Conversion], int]:
     """The launch with the types of the copies, the conversions, and the size of the copies in float64 numbers."""
-    real, conversions, taken = computing_name(launch), [], 0
-    size = SIZES[real]
+    real, conversions, taken = ElementType[computing_name(launch)], [], 0
+    size = SIZES[real.name]
     for k, name in enumerate(INPUTS):
         kind, step = getattr(launch, f"{name}_type"), getattr(launch, f"{name}_step")
         is_row = name != "weights" or launch.operation == Operation.perturb
         length = launch.rows if is_row else launch.columns
         elements = length * max(launch.batch, 1) if step else length
-        if is_readable(kind, launch) or elements == 0:
+        if kind in (ElementType.number, real, launch.type) or elements == 0:
             continue
         conversions.append(Conversion(k, getattr(launch, f"{name}_stride"), kind, step, length, elements, 8 * taken))
         taken += ceil_div(elements * size, 16) * 2  # Some kernels load 16 bytes at once.
-        changes = {"type": ElementType[real], "stride": size, "step": length * size if step else 0}
+        changes = {"type": real, "stride": size, "step": length * size if step else 0}
         launch = launch._replace(**{f"{name}_{field}": value for field, value in changes.items()})
     return launch, conversions, taken
 

@@ -18,8 +18,8 @@ from multisample.backends.kernels.stream.rounding import WIDENING
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 from multisample.backends.launch import ElementType
 
+from .geometry import ANTITHETIC_WIDTH, WIDTH
 from .intrinsics import cosine, from_float16, load, log2, narrowing, sine, square_root
-from .kernel_choice import ANTITHETIC_WIDTH, WIDTH
 from .keys import KernelKey
 
 _NUMBER, _FLOAT32 = int(ElementType.number), int(ElementType.float32)
@@ -69,12 +69,12 @@ def offset_of(call):
 
 @inline
 def _columns_f32(group, offset, keys):
-    return column_part(group, np.uint32(offset), np.uint32(offset >> np.uint64(32)), keys[0], keys[1])
+    return column_part(group, np.uint32(offset), np.uint32(offset >> np.uint64(32)), *keys)
 
 
 @inline
 def _normals_f32(columns, row, keys):
-    return normals_f32(words(columns, row, keys[0], keys[1]))
+    return normals_f32(words(columns, row, *keys))
 
 
 @inline
@@ -85,7 +85,7 @@ def _fast_radius(a):
 @inline
 def _fast_normals(columns, row, keys):
     # PTX instructions: every compiler gives the same bits on one GPU model.
-    w = words(columns, row, keys[0], keys[1])
+    w = words(columns, row, *keys)
     r, t = _fast_radius(w[0]), _fast_radius(w[2])
     a, b = np.float32(np.int32(w[1])) * _TO_ANGLE, np.float32(np.int32(w[3])) * _TO_ANGLE
     return r * cosine(a), r * sine(a), t * cosine(b), t * sine(b)
@@ -104,9 +104,7 @@ def _columns_f64(group, offset, keys):
 
 @inline
 def _normals_f64(columns, row, keys):
-    coarse, fine = columns
-    k0, fine_k1 = _fine_keys(keys)
-    return normals_f64(words(coarse, row, k0, keys[1]), words(fine, row, k0, fine_k1))
+    return normals_f64(words(columns[0], row, *keys), words(columns[1], row, *_fine_keys(keys)))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, TypeAlias
 
-from .kernel_choice import StoreKind
+from .geometry import StoreKind
 
 
 # Not named tuples: a KernelKey and a MomentsKey of equal fields would be equal.
@@ -64,7 +64,7 @@ class PerturbKey:
     strided: bool
     """Whether the kernel takes spans that are not runs."""
     origin: int
-    """The index of a name in `ORIGINS`."""
+    """A `KeyOrigin`."""
     device: int
 
 

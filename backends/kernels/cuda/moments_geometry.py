@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from multisample.backends.launch import Launch, computing_name
 
-from .kernel_choice import ANTITHETIC_WIDTH, WIDTH, ceil_div
+from .geometry import ANTITHETIC_WIDTH, WIDTH, ceil_div
 
 MOMENT_THREADS = 256
 MOMENT_ROWS = 4

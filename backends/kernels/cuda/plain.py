@@ -7,22 +7,30 @@ its lower half, as C++ does.
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import numpy as np
-from numba import cuda
+from numba import cuda, types
 
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.stream.words import row_part
+from multisample.backends.launch import FIELD_AT, FORMATS, SAMPLE_CALL
 
-from .geometry import MANY_TURNS, ONE_ROW_TURNS, PLAIN_TRANSPOSED_THREADS
+from .geometry import FORMAT, MANY_TURNS, ONE_ROW_TURNS, PLAIN_THREADS, PLAIN_TRANSPOSED_THREADS, Geometry, own_rows_of
 from .group import group_of, keys_of, offset_of
 from .intrinsics import store, store_vector
-from .kernel_choice import PLAIN_THREADS, own_rows_of
 from .keys import KernelKey
 
 OPTIONS = {"lto": False, "opt": True, "debug": False}
+
+# Numba passes each field of both tuples, which gives the bytes of both C++ structs. Kernels compute with addresses as
+# signed numbers, and reinterpret the bits of an input that is a number.
+_TYPES = {"P": types.int64, "q": types.int64, "Q": types.uint64, "I": types.uint32, "i": types.int32}
+_FIELDS = {name: FORMATS[name] for name, at in FIELD_AT.items() if SAMPLE_CALL.start <= at < SAMPLE_CALL.stop}
+CALL = types.NamedTuple([_TYPES[form] for form in _FIELDS.values()], collections.namedtuple("SampleCall", _FIELDS))
+GEOMETRY = types.NamedTuple([_TYPES[form] for form in FORMAT], Geometry)
 
 
 @inline
