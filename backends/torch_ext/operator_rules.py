@@ -1,6 +1,6 @@
 """Fake, autograd and vmap rules of ``torch.ops.multisample``.
 
-The operators themselves are C++ and CUDA C++; ``csrc/torch/schemas.h`` has their schemas. torch_ext calls `register`
+The operators themselves are C++ and CUDA C++; ``csrc/torch/cpu.cpp`` has their schemas. torch_ext calls `register`
 after loading its CPU library.
 
 A sample is linear in mu and sigma, and its noise can be drawn again. So a derivative of any order is another draw with

@@ -6,6 +6,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -15,29 +16,16 @@
 
 namespace multisample::python {
 
-// Owns a reference.
-class Object {
- public:
-  explicit Object(PyObject* object = nullptr) : object_(object) {}
-  Object(const Object&) = delete;
-  ~Object() {
-    if (object_ != nullptr) Py_DecRef(object_);
-  }
-  static PyObject* new_reference(PyObject* object) {
-    Py_IncRef(object);
-    return object;
-  }
-  static Object shared(PyObject* object) { return Object(new_reference(object)); }
-  PyObject* get() const { return object_; }
-  PyObject* release() {
-    PyObject* object = object_;
-    object_ = nullptr;
-    return object;
-  }
-
- private:
-  PyObject* object_;
+struct Release {
+  void operator()(PyObject* object) const { Py_DecRef(object); }
 };
+// Owns a reference, or is null.
+using Object = std::unique_ptr<PyObject, Release>;
+
+inline PyObject* new_reference(PyObject* object) {
+  Py_IncRef(object);
+  return object;
+}
 
 // A builtin function whose `self` is a capsule that owns `make_state()`. Null if this process has no Python.
 template <PyFastFunction function, class MakeState>
@@ -159,7 +147,7 @@ inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* s
 }
 
 inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type) {
-  if (type == &PyLong_Type || type == &PyFloat_Type) return Object::new_reference(&_Py_NoneStruct);
+  if (type == &PyLong_Type || type == &PyFloat_Type) return new_reference(&_Py_NoneStruct);
   if (type == state.tensor_type || type == state.parameter_type) {
     Signature signature{};
     if (read_signature(state, x, &signature)) {
@@ -192,11 +180,11 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
       if (signature == nullptr) return nullptr;
       PyTuple_SetItem(result.get(), k < 2 ? k : last - 1, signature);
     }
-    if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, Object::new_reference(args[k]));
+    if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, new_reference(args[k]));
   }
   PyObject* const out = args[2];
-  PyObject* const target = out == &_Py_NoneStruct ? Object::new_reference(out)
-                                                  : PyObject_CallFunctionObjArgs(state.out_signature, out, nullptr);
+  PyObject* const target =
+      out == &_Py_NoneStruct ? new_reference(out) : PyObject_CallFunctionObjArgs(state.out_signature, out, nullptr);
   if (target == nullptr) return nullptr;
   PyTuple_SetItem(result.get(), 2, target);
   return result.release();
@@ -219,11 +207,11 @@ inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
     if (tensor.get() == nullptr) return nullptr;
     const Object type(PyObject_Type(tensor.get()));
     if (type.get() != state.tensor_type.get() && type.get() != state.parameter_type.get()) {
-      return Object::new_reference(&_Py_NoneStruct);
+      return new_reference(&_Py_NoneStruct);
     }
     TensorOf read(tensor.get());
     int64_t* sizes = nullptr;
-    if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return Object::new_reference(&_Py_NoneStruct);
+    if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return new_reference(&_Py_NoneStruct);
     found[static_cast<size_t>(k)] = read.data();
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
@@ -251,7 +239,7 @@ bool add_entries(PyObject* owner, PyObject* container_name, Tree* tree, const Ad
   tree->is_common = Object(PyObject_Type(container.get())).get() == &PyDict_Type;
   PyObject *key = nullptr, *entry = nullptr;
   for (long position = 0; tree->is_common && PyDict_Next(container.get(), &position, &key, &entry) != 0;) {
-    const Object name = Object::shared(key), value = Object::shared(entry);
+    const Object name(new_reference(key)), value(new_reference(entry));
     if (value.get() != &_Py_NoneStruct && !(tree->add_item(name.get()) && add(value.get()))) return false;
   }
   return tree->is_common && tree->add_item(&_Py_NoneStruct);
@@ -275,7 +263,7 @@ inline PyObject* tree(PyObject*, PyObject* const* args, long) {
   Tree found{Object(PyList_New(0)), Object(PyList_New(0))};
   if (found.items.get() == nullptr || found.tensors.get() == nullptr) return nullptr;
   if (!add_tree(args[0], &found)) {
-    return PyErr_Occurred() != nullptr ? nullptr : Object::new_reference(&_Py_NoneStruct);
+    return PyErr_Occurred() != nullptr ? nullptr : new_reference(&_Py_NoneStruct);
   }
   const Object items(PyList_AsTuple(found.items.get()));
   return items.get() == nullptr ? nullptr : PyTuple_Pack(2, items.get(), found.tensors.get());
@@ -356,7 +344,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   if (PyErr_Occurred() != nullptr) return nullptr;
   if (!set_threads(&call, state.thread_limit.get())) return nullptr;
   const int error = without_lock(state.run, call);
-  if (error == 0) return Object::new_reference(&_Py_NoneStruct);
+  if (error == 0) return new_reference(&_Py_NoneStruct);
   const Object number(PyLong_FromLong(error));
   return PyObject_CallFunctionObjArgs(state.fail.get(), number.get(), nullptr);
 }
@@ -392,7 +380,7 @@ struct PlanState {
   // The result of the function for `argument`; None without a function, and null with a Python error.
   PyObject* call_function(PlanFunction which, PyObject* argument) const {
     PyObject* const found = function(which);
-    if (found == nullptr) return Object::new_reference(&_Py_NoneStruct);
+    if (found == nullptr) return new_reference(&_Py_NoneStruct);
     return PyObject_CallFunctionObjArgs(found, argument, nullptr);
   }
 };
@@ -428,7 +416,7 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
     call->seed_at = static_cast<const u64*>(TensorOf(seed).data());
     if (call->seed_at == nullptr) return false;
   } else if (seed != &_Py_NoneStruct) {
-    const Object word(state.has_list ? PySequence_GetItem(seed, 0) : Object::new_reference(seed));
+    const Object word(state.has_list ? PySequence_GetItem(seed, 0) : new_reference(seed));
     if (word.get() == nullptr) return false;
     const Object type(PyObject_Type(word.get()));
     if (type.get() != &PyLong_Type || !read_word(word.get(), ~u64{0}, &call->seed)) return false;
@@ -486,7 +474,7 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   if (!is_common) {
     if (PyErr_Occurred() != nullptr) return nullptr;
     PyObject* const run_in_python = state.function(kRunInPython);
-    if (run_in_python == nullptr) return Object::new_reference(&_Py_NoneStruct);
+    if (run_in_python == nullptr) return new_reference(&_Py_NoneStruct);
     return PyObject_CallFunctionObjArgs(run_in_python, args[0], args[1], args[2], args[3], args[4], args[5], args[6],
                                         args[7], nullptr);
   }
