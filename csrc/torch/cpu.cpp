@@ -120,29 +120,22 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Laun
 // The schemas of the operators in C++, for both devices. That of perturb is in
 // multisample/_routes/torch_compile_perturb.py.
 STABLE_TORCH_LIBRARY(multisample, m) {
-  // seed and offset are the bits of unsigned integers. The kernel reads counter, one element, in place of offset.
-  // counter is positional: with a keyword-only tensor, PyTorch registers neither derivatives nor batching rules.
+  // seed and offset are the bits of unsigned integers. The kernel reads counter, one element, in place of offset. With
+  // keys, shape (B, 2), there is a matrix for each key, which is a seed and an offset, in place of both.
+  // counter and keys are positional: with a keyword-only tensor, PyTorch registers neither derivatives nor batching
+  // rules.
   m.def(
       "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
       "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> "
       "()");
   m.def(
-      "sample(Tensor mu, Tensor sigma, SymInt n, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
-      "SymInt dim_offset=0, SymInt sample_offset=0, ScalarType? dtype=None, bool shared=False, bool fast_math=False, "
-      "bool antithetic=False, bool transposed=False) -> Tensor");
+      "sample(Tensor mu, Tensor sigma, SymInt n, Tensor? counter=None, Tensor? keys=None, *, SymInt seed, "
+      "SymInt offset=0, SymInt dim_offset=0, SymInt sample_offset=0, ScalarType? dtype=None, bool shared=False, "
+      "bool fast_math=False, bool antithetic=False, bool transposed=False) -> Tensor");
   m.def(
-      "sample_backward(Tensor grad, Tensor? counter=None, *, SymInt seed, SymInt offset=0, SymInt dim_offset=0, "
-      "SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False, "
+      "sample_backward(Tensor grad, Tensor? counter=None, Tensor? keys=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False, "
       "bool transposed=False) -> (Tensor grad_mu, Tensor grad_sigma)");
-  // A matrix for each key, which is a seed and an offset.
-  m.def(
-      "sample_batch(Tensor mu, Tensor sigma, SymInt n, Tensor keys, *, SymInt dim_offset=0, SymInt sample_offset=0, "
-      "ScalarType? dtype=None, bool shared=False, bool fast_math=False, bool antithetic=False, "
-      "bool transposed=False) -> Tensor");
-  m.def(
-      "sample_batch_backward(Tensor grad, Tensor keys, *, SymInt dim_offset=0, SymInt sample_offset=0, "
-      "bool shared=False, bool fast_math=False, bool antithetic=False, bool transposed=False) -> "
-      "(Tensor grad_mu, Tensor grad_sigma)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) { multisample::implement<multisample::Cpu>(m); }
