@@ -218,7 +218,7 @@ def plan_of_a_fake_device(of_list: bool = False, batch: dict[str, int] | None = 
         "allocate": lambda like: torch.empty(5, 3), "take": None, "check_generator": None,
         "run_in_python": lambda *arguments: "python", "stream": lambda like: 77, "is_capturing": None, "scratch": None,
     }  # fmt: skip
-    return BACKEND.compiled_plan(launch, 3, of_list, True, None, **usual | functions)
+    return BACKEND.compiled_plan(launch, 3, of_list, True, None, tuple((usual | functions).values()))
 
 
 def test_compiled_plans_of_a_device_read_the_stream_and_get_scratch_memory() -> None:
