@@ -339,13 +339,9 @@ def _delete(state):
 # --- Python's side --------------------------------------------------------------------------------
 
 
-def number(operation: Operation, platform: str) -> int:
+def number(operation: Operation, platform: str, of_blocks: bool = False) -> int:
     """The number of a target in `python_entry.targets`."""
-    return len(PLATFORMS) * operation + PLATFORMS.index(platform)
-
-
-BLOCKS = len(PLATFORMS) * len(Operation)
-"""The number of the target `handlers.BLOCKS`."""
+    return len(PLATFORMS) * (len(Operation) if of_blocks else operation) + PLATFORMS.index(platform)
 
 
 def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]:
