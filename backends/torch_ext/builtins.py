@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,10 @@ class Builtins:
     def __init__(self, path: Path) -> None:
         library, any_object, text, address = ctypes.PyDLL(str(path)), ctypes.py_object, ctypes.c_char_p, ctypes.c_void_p
 
-        def builtin(name: str, *types: Any) -> Callable[..., Any]:
-            function: Any = getattr(library, f"multisample_python_{name}")
+        def builtin(name: str, *types: Any) -> Any:
+            function = getattr(library, f"multisample_python_{name}")
             function.argtypes, function.restype = types, any_object
-            made: Callable[..., Any] = function
-            return made
+            return function
 
         self.launch = builtin("launch", text, address, any_object, any_object)
         self.is_valid = builtin("is_valid", text)
