@@ -28,10 +28,10 @@ class Builtins:
         ``plan(packed_launch, run, mask, has_list, checks, matrix, functions)`` makes the run of a plan.
         `functions` are those of ``PlanFunction`` in C++: see `TorchExtBackend.compiled_plan`.
     key : callable
-        ``key(objects)`` makes `Library.key` of PyTorch's library. `objects` are those of ``KeyState`` in C++.
+        ``key(objects)`` makes `Library.key` of PyTorch's library. `objects` are those of ``TorchObjects`` in C++.
     addresses : callable
-        ``addresses(torch.Tensor, torch.nn.Parameter)`` makes a function that returns the addresses of tensors as packed
-        words. For a nested tensor, or a subclass other than Parameter, the function returns None.
+        ``addresses(objects)`` makes a function that returns the addresses of tensors as packed words. For a nested
+        tensor, or a subclass other than Parameter, the function returns None.
     tree : callable
         ``tree()`` makes the compiled `tree_of` of `multisample/_libraries/torch.py`, which returns None for uncommon
         modules.
@@ -49,7 +49,7 @@ class Builtins:
         self.is_valid = builtin("is_valid", text)
         self.key = builtin("key", any_object)
         self.plan = builtin("plan", text, address, ctypes.c_uint64, *(ctypes.c_int,) * 2, *(any_object,) * 2)
-        self.addresses = builtin("addresses", any_object, any_object)
+        self.addresses = builtin("addresses", any_object)
         self.tree = builtin("tree")
         self.tree()  # Raises without Python.
         library.multisample_python_set_place(_place_of_address())

@@ -69,14 +69,12 @@ MULTISAMPLE_EXPORT void multisample_python_set_place(long place) { multisample::
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* objects) {
   using namespace multisample::python;
-  return builtin<key>("key", [&] { return new KeyState{Object(new_reference(objects))}; });
+  return builtin<key>("key", [&] { return new TorchObjects{Object(new_reference(objects))}; });
 }
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type, PyObject* parameter_type) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* objects) {
   using namespace multisample::python;
-  return builtin<addresses>("addresses", [&] {
-    return new AddressesState{Object(new_reference(tensor_type)), Object(new_reference(parameter_type))};
-  });
+  return builtin<addresses>("addresses", [&] { return new TorchObjects{Object(new_reference(objects))}; });
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_tree() {

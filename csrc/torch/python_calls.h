@@ -103,7 +103,7 @@ inline bool read_properties(AtenTensorHandle handle, Signature* signature) {
          aoti_torch_get_device_index(handle, &signature->device_index) == 0;
 }
 
-struct KeyState {
+struct TorchObjects {
   Object objects;  // a tuple of the objects below
   PyObject* const tensor_type = item(0);
   PyObject* const parameter_type = item(1);
@@ -118,7 +118,7 @@ struct KeyState {
 };
 
 // The state of PyTorch that a plan depends on, or null with a Python error. In the usual state it is the grad mode.
-inline PyObject* current_state(const KeyState& state) {
+inline PyObject* current_state(const TorchObjects& state) {
   bool is_usual = true;
   for (long k = 0, count = PySequence_Size(state.questions); is_usual && k < count; ++k) {
     const Object answer(PyObject_CallNoArgs(PyTuple_GetItem(state.questions, k)));
@@ -134,7 +134,7 @@ inline PyObject* current_state(const KeyState& state) {
 }
 
 // Returns false if it cannot read the signature. Then a Python error is set, or the caller asks the Python function.
-inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
+inline bool read_signature(const TorchObjects& state, PyObject* tensor, Signature* signature) {
   TensorOf read(tensor);
   if (!read_properties(read.handle(), signature)) return false;
   static PyObject* const name = PyUnicode_InternFromString("requires_grad");
@@ -146,7 +146,7 @@ inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* s
   return true;
 }
 
-inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type) {
+inline PyObject* signature_of(const TorchObjects& state, PyObject* x, PyObject* type) {
   if (type == &PyLong_Type || type == &PyFloat_Type) return new_reference(&_Py_NoneStruct);
   if (type == state.tensor_type || type == state.parameter_type) {
     Signature signature{};
@@ -163,7 +163,7 @@ inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type
 // of PyTorch. None if the state is None. key() is the state.
 inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
   constexpr long kTyped = 7, kSeed = 3;
-  const KeyState& state = state_of<KeyState>(self);
+  const TorchObjects& state = state_of<TorchObjects>(self);
   Object current(current_state(state));
   if (count == 0 || current.get() == nullptr || current.get() == &_Py_NoneStruct) return current.release();
   const Object seed_type(PyObject_Type(args[kSeed]));
@@ -192,21 +192,17 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
 
 // --- Sequences of tensors ---------------------------------------------------------------------------------------
 
-struct AddressesState {
-  Object tensor_type, parameter_type;
-};
-
 // addresses(tensors): the data pointers of the tensors, packed as bytes; None if a tensor is of another subclass than
 // Parameter, or nested.
 inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
-  const AddressesState& state = state_of<AddressesState>(self);
+  const TorchObjects& state = state_of<TorchObjects>(self);
   const long count = PySequence_Size(args[0]);
   std::vector<void*> found(static_cast<size_t>(count < 0 ? 0 : count));
   for (long k = 0; k < count; ++k) {
     const Object tensor(PySequence_GetItem(args[0], k));
     if (tensor.get() == nullptr) return nullptr;
     const Object type(PyObject_Type(tensor.get()));
-    if (type.get() != state.tensor_type.get() && type.get() != state.parameter_type.get()) {
+    if (type.get() != state.tensor_type && type.get() != state.parameter_type) {
       return new_reference(&_Py_NoneStruct);
     }
     TensorOf read(tensor.get());

@@ -177,10 +177,13 @@ class TorchLibrary(Library):
     def compile_key(self, backend: Any) -> None:
         builtins = getattr(backend, "builtins", None)
         if builtins is not None and self.key is None:
-            of_tensors = self.signature, self.target_signature, torch.Tensor.is_neg
-            self.key = builtins.key((*self.types, *of_tensors, self.state, self.questions, self.flags))
+            objects = (
+                *self.types, self.signature, self.target_signature, torch.Tensor.is_neg, self.state, self.questions,
+                self.flags,
+            )  # fmt: skip
+            self._addresses, self._tree = builtins.addresses(objects), builtins.tree()
+            self.key = builtins.key(objects)
             self.state, self.keyed_seed = self.key, torch.Tensor  # type: ignore[method-assign]
-            self._addresses, self._tree = builtins.addresses(*self.types), builtins.tree()
 
     def addresses(self, arrays: Sequence[Any]) -> bytes:
         packed = None if self._addresses is None else self._addresses(arrays)
