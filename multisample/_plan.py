@@ -239,14 +239,13 @@ class Plan:
             self._written(matrix)
         return result, seed, offset, offset_array
 
-    def functions(self) -> dict[str, Any]:
-        """The functions of the plan that its compiled twin calls, by name: see `TorchExtBackend.compiled_plan`."""
+    def functions(self, run_in_python: Callable[..., Any] | None) -> tuple[Any, ...]:
+        """The functions that the compiled twin of the plan calls: see `TorchExtBackend.compiled_plan`."""
         size, allocate = self._scratch_size, self._scratch
-        return {
-            "allocate": self._allocate, "take": self._take, "check_generator": self._check_generator,
-            "stream": self._stream, "is_capturing": self._is_capturing,
-            "scratch": None if size is None else lambda sample_offset: allocate(size(sample_offset), None, 0),
-        }  # fmt: skip
+        return (
+            self._allocate, self._take, self._check_generator, run_in_python, self._stream, self._is_capturing,
+            None if size is None else lambda sample_offset: allocate(size(sample_offset), None, 0),
+        )  # fmt: skip
 
     def _run_counted(self, counter: DeviceCounter, stream: int, before: tuple[Any, ...], after: tuple[Any, ...]) -> Any:
         """Launch with a graph-safe generator's offset between `before` and `after`; returns a copy for gradients."""

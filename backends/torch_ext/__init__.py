@@ -42,7 +42,7 @@ __all__ = ["BACKEND"]
 _LEAST_TORCH = (2, 11)
 # The value of cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
-# UnitLoader of csrc/torch/units.h.
+# UnitLoader of csrc/torch/operators.h.
 _UNIT_LOADER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
 
 
@@ -233,24 +233,20 @@ class TorchExtBackend:
         return lambda first_column: size(first_column & 7)
 
     def compiled_plan(
-        self, launch: Launch, mask: int, has_list: bool, checks: bool, matrix: Any, *,
-        allocate: Callable[[Any], Any], take: Callable[[Any], tuple[int, int]],
-        check_generator: Callable[[Any], None] | None, run_in_python: Callable[..., Any] | None,
-        stream: Callable[[Any], int] | None, is_capturing: Callable[[int], bool] | None,
-        scratch: Callable[[int], Any] | None,
-    ) -> Callable[..., Any] | None:  # fmt: skip
+        self, launch: Launch, mask: int, has_list: bool, checks: bool, matrix: Any, functions: tuple[Any, ...]
+    ) -> Callable[..., Any] | None:
         """The compiled `Plan.run` of a sample or a gradient, if there is one. `launch` is the template of the plan.
 
         `mask` has the bits that are 0 in the address of an aligned vector. `has_list` says that the seed is the only
         element of a list or tuple, and `checks` that values in host memory are checked. A sample whose `results` is 1
         also returns its noise. For a gradient, `matrix` is an example of the matrices that the plan reads.
-        `run_in_python` runs calls that raise or are uncommon; without it, such calls return None.
-        ``scratch(sample_offset)`` returns scratch memory on the device, or None.
+        `functions` are the first of ``PlanFunction`` in C++. ``run_in_python`` runs calls that raise or are uncommon;
+        without it, such calls return None.
         """
         if self.builtins is None:
             return None
         run, fail = self._runner(launch)
-        functions = allocate, take, check_generator, run_in_python, stream, is_capturing, scratch, fail, thread_limit
+        functions = *functions, fail, thread_limit
         plan: Callable[..., Any] = self.builtins.plan(pack(launch), run, mask, has_list, checks, matrix, functions)
         return plan
 

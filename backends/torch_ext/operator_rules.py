@@ -1,6 +1,6 @@
 """Fake, autograd and vmap rules of ``torch.ops.multisample``.
 
-The operators themselves are C++ and CUDA C++; ``csrc/torch/schemas.h`` has their schemas. torch_ext calls `register`
+The operators themselves are C++ and CUDA C++; ``csrc/torch/cpu.cpp`` has their schemas. torch_ext calls `register`
 after loading its CPU library.
 
 A sample is linear in mu and sigma, and its noise can be drawn again. So a derivative of any order is another draw with
@@ -28,13 +28,10 @@ _REAL = tuple(getattr(torch, name) for name in MATRIX_TYPES)
 def register() -> Any:
     """Register the fake, autograd and vmap rules. Keep the returned Library alive."""
     library = torch.library.Library("multisample", "IMPL")
-    for name, fake, function, count in (
-        ("sample", _fake_sample, _Sample, 4),
-        ("sample_backward", _fake_sample_backward, _SampleBackward, 2),
-        ("sample_batch", _fake_batch, _SampleBatch, 4),
-        ("sample_batch_backward", _fake_batch_backward, _SampleBatchBackward, 2),
-    ):
-        differentiable, transformed = _rules(getattr(_OPERATORS, name).default, function, count)
+    for name, fake, function, tensors, count in (
+        ("sample", _fake_sample, _Sample, 2, 5), ("sample_backward", _fake_sample_backward, _SampleBackward, 1, 3),
+    ):  # fmt: skip
+        differentiable, transformed = _rules(getattr(_OPERATORS, name).default, function, tensors, count)
         torch.library.register_fake(f"multisample::{name}", fake)
         library.impl(name, differentiable, "Autograd", with_keyset=True)
         # torch.func handles an autograd.Function at its own dispatch key, but not at the Autograd key, where
@@ -55,31 +52,24 @@ def _fake_sample_to(out: Any, mu: Any, sigma: Any, counter: Any = None, **option
 
 
 def _fake_sample(
-    mu: Any, sigma: Any, n: Any, counter: Any = None, *, dtype: Any = None, transposed: bool = False, **options: Any
-) -> Any:
-    _check_vectors("sample", mu, sigma, mu.shape[0] if mu.dim() else None)
+    mu: Any, sigma: Any, n: Any, counter: Any = None, keys: Any = None, *, dtype: Any = None, transposed: bool = False,
+    **options: Any,
+) -> Any:  # fmt: skip
+    d, batch = mu.shape[-1] if mu.dim() else None, () if keys is None else keys.shape[:1]
+    _check_vectors("sample", mu, sigma, d, batched=keys is not None)
     torch._check(n >= 0, lambda: f"multisample::sample: n must be at least 0, got {n}")
-    d = mu.shape[0]
-    return mu.new_empty((n, d) if transposed else (d, n), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
-
-
-def _fake_sample_backward(grad: Any, counter: Any = None, **options: Any) -> Any:
-    torch._check(
-        grad.dim() == 2, lambda: f"multisample::sample_backward: grad must have two dimensions, got {grad.shape}"
-    )
-    return _fake_batch_backward(grad, counter, **options)
-
-
-def _fake_batch(
-    mu: Any, sigma: Any, n: Any, keys: Any, *, dtype: Any = None, transposed: bool = False, **options: Any
-) -> Any:
-    d = mu.shape[-1]
-    _check_vectors("sample_batch", mu, sigma, d, batched=True)
     shape = (n, d) if transposed else (d, n)
-    return mu.new_empty((keys.shape[0], *shape), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
+    return mu.new_empty((*batch, *shape), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
 
 
-def _fake_batch_backward(grad: Any, keys: Any, *, transposed: bool = False, **options: Any) -> Any:
+def _fake_sample_backward(
+    grad: Any, counter: Any = None, keys: Any = None, *, transposed: bool = False, **options: Any
+) -> Any:
+    dims, number = (2, "two") if keys is None else (3, "three")
+    torch._check(
+        grad.dim() == dims,
+        lambda: f"multisample::sample_backward: grad must have {number} dimensions, got {grad.shape}",
+    )
     shape = (*grad.shape[:-2], grad.shape[-1 if transposed else -2])
     dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
     return grad.new_empty(shape, dtype=dtype), grad.new_empty(shape, dtype=dtype)
@@ -104,115 +94,93 @@ def _promoted(mu: torch.dtype, sigma: torch.dtype) -> torch.dtype:
 # --- Derivatives ----------------------------------------------------------------------------------
 
 
-def _functions(name: str, vmap: Any, backward_vmap: Any) -> tuple[Any, Any]:
-    """The autograd functions of the operators `name` and ``name_backward``, with rules for vmap.
+class _Sample(torch.autograd.Function):
+    """The operator `sample`, differentiable in `mu` and `sigma`, with a rule for vmap."""
 
-    `words` is the operand that has the offset or the keys: a counter or a tensor of keys.
-    """
+    @staticmethod
+    def forward(mu: Any, sigma: Any, n: Any, counter: Any, keys: Any, options: Options) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return _OPERATORS.sample.default(mu, sigma, n, counter, keys, **options)
 
-    def draw(*arguments: Any, **options: Any) -> Any:
-        return getattr(_OPERATORS, name).default(*arguments, **options)
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        mu, sigma, ctx.n, counter, keys, options = inputs
+        ctx.vectors = (mu.dim(), mu.dtype), (sigma.dim(), sigma.dtype)
+        ctx.dtype = output.dtype
+        ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
+        ctx.save_for_backward(counter, keys)
+        ctx.save_for_forward(counter, keys)
 
-    def sum_up(*arguments: Any, **options: Any) -> Any:
-        return getattr(_OPERATORS, f"{name}_backward").default(*arguments, **options)
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        if ctx.needs_input_grad[1]:
+            sums = _OPERATORS.sample_backward.default(grad, *ctx.saved_tensors, **ctx.noise)
+        else:  # The gradient of mu contains no noise.
+            real = torch.float64 if grad.dtype is torch.float64 else torch.float32
+            sums = grad.sum(-2 if ctx.noise.get("transposed", False) else -1, dtype=real), None
+        gradients = [
+            (gradient if gradient.dim() == dim else gradient.sum(0)).to(dtype) if needed else None
+            for gradient, (dim, dtype), needed in zip(sums, ctx.vectors, ctx.needs_input_grad[:2], strict=True)
+        ]
+        return *gradients, None, None, None, None
 
-    class Draw(torch.autograd.Function):
-        """Differentiable in `mu` and `sigma`."""
+    @staticmethod
+    def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
+        return _OPERATORS.sample.default(mu, sigma, ctx.n, *ctx.saved_tensors, **ctx.noise, dtype=ctx.dtype)
 
-        @staticmethod
-        def forward(mu: Any, sigma: Any, n: Any, words: Any, options: Options) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                return draw(mu, sigma, n, words, **options)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            mu, sigma, ctx.n, words, options = inputs
-            ctx.vectors = (mu.dim(), mu.dtype), (sigma.dim(), sigma.dtype)
-            ctx.dtype = output.dtype
-            ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
-            ctx.save_for_backward(words)
-            ctx.save_for_forward(words)
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            (words,) = ctx.saved_tensors
-            if ctx.needs_input_grad[1]:
-                sums = sum_up(grad, words, **ctx.noise)
-            else:  # The gradient of mu contains no noise.
-                real = torch.float64 if grad.dtype is torch.float64 else torch.float32
-                sums = grad.sum(-2 if ctx.noise.get("transposed", False) else -1, dtype=real), None
-            gradients = [
-                (gradient if gradient.dim() == dim else gradient.sum(0)).to(dtype) if needed else None
-                for gradient, (dim, dtype), needed in zip(sums, ctx.vectors, ctx.needs_input_grad[:2], strict=True)
-            ]
-            return *gradients, None, None, None
-
-        @staticmethod
-        def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
-            (words,) = ctx.saved_tensors
-            return draw(mu, sigma, ctx.n, words, **ctx.noise, dtype=ctx.dtype)
-
-    class SumUp(torch.autograd.Function):
-        """The backward operator. Its derivative is a sample."""
-
-        @staticmethod
-        def forward(grad: Any, words: Any, options: Options) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                return sum_up(grad, words, **options)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            grad, words, ctx.options = inputs
-            ctx.n = grad.shape[-2 if ctx.options.get("transposed", False) else -1]
-            ctx.dtype = grad.dtype
-            ctx.save_for_backward(words)
-            ctx.save_for_forward(words)
-
-        @staticmethod
-        def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
-            (words,) = ctx.saved_tensors
-            return draw(grad_mu, grad_sigma, ctx.n, words, **ctx.options, dtype=ctx.dtype), None, None
-
-        @staticmethod
-        def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
-            (words,) = ctx.saved_tensors
-            return sum_up(grad, words, **ctx.options)
-
-    Draw.vmap, SumUp.vmap = staticmethod(vmap), staticmethod(backward_vmap)
-    return Draw, SumUp
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, keys: Any, options: Options
+    ) -> tuple[Any, int]:
+        size, of_mu, of_sigma = info.batch_size, in_dims[0], in_dims[1]
+        if keys is None:
+            keys, options = _keys_of(size, counter, in_dims[3], mu, options)
+            vectors = [x if dim is None else x.movedim(dim, 0) for x, dim in ((mu, of_mu), (sigma, of_sigma))]
+            return _Sample.apply(*vectors, n, None, keys, options), 0
+        keys = joined(keys, in_dims[4], size)
+        batch = keys.shape[0] // size
+        vectors = [
+            joined(x, dim, size, batch if x.dim() < (2 if dim is None else 3) else None)
+            for x, dim in ((mu, of_mu), (sigma, of_sigma))
+        ]
+        return _Sample.apply(*vectors, n, None, keys, options).unflatten(0, (size, batch)), 0
 
 
-def _vmap_sample(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, options: Options) -> Any:
-    keys, options = _keys_of(info.batch_size, counter, in_dims[3], mu, options)
-    vectors = (x if dim is None else x.movedim(dim, 0) for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1])))
-    return _SampleBatch.apply(*vectors, n, keys, options), 0
+class _SampleBackward(torch.autograd.Function):
+    """The operator `sample_backward`. Its derivative is a sample."""
 
+    @staticmethod
+    def forward(grad: Any, counter: Any, keys: Any, options: Options) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return _OPERATORS.sample_backward.default(grad, counter, keys, **options)
 
-def _vmap_sample_backward(info: Any, in_dims: Any, grad: Any, counter: Any, options: Options) -> Any:
-    size, dim = info.batch_size, in_dims[0]
-    batch = grad.expand(size, *grad.shape) if dim is None else grad.movedim(dim, 0)
-    keys, options = _keys_of(size, counter, in_dims[1], grad, options)
-    return _SampleBatchBackward.apply(batch, keys, options), (0, 0)
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad, counter, keys, ctx.options = inputs
+        ctx.n = grad.shape[-2 if ctx.options.get("transposed", False) else -1]
+        ctx.dtype = grad.dtype
+        ctx.save_for_backward(counter, keys)
+        ctx.save_for_forward(counter, keys)
 
+    @staticmethod
+    def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
+        words = ctx.saved_tensors
+        x = _OPERATORS.sample.default(grad_mu, grad_sigma, ctx.n, *words, **ctx.options, dtype=ctx.dtype)
+        return x, None, None, None
 
-def _vmap_batch(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, keys: Any, options: Options) -> Any:
-    size, keys = info.batch_size, joined(keys, in_dims[3], info.batch_size)
-    batch = keys.shape[0] // size
-    vectors = (
-        joined(x, dim, size, batch if x.dim() < (2 if dim is None else 3) else None)
-        for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1]))
-    )
-    return _SampleBatch.apply(*vectors, n, keys, options).unflatten(0, (size, batch)), 0
+    @staticmethod
+    def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
+        return _OPERATORS.sample_backward.default(grad, *ctx.saved_tensors, **ctx.options)
 
-
-def _vmap_batch_backward(info: Any, in_dims: Any, grad: Any, keys: Any, options: Options) -> Any:
-    grad, keys = (joined(x, dim, info.batch_size) for x, dim in zip((grad, keys), in_dims, strict=False))
-    gradients = _SampleBatchBackward.apply(grad, keys, options)
-    return tuple(gradient.unflatten(0, (info.batch_size, -1)) for gradient in gradients), (0, 0)
-
-
-_Sample, _SampleBackward = _functions("sample", _vmap_sample, _vmap_sample_backward)
-_SampleBatch, _SampleBatchBackward = _functions("sample_batch", _vmap_batch, _vmap_batch_backward)
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, grad: Any, counter: Any, keys: Any, options: Options) -> Any:
+        size, dim = info.batch_size, in_dims[0]
+        if keys is None:
+            batch = grad.expand(size, *grad.shape) if dim is None else grad.movedim(dim, 0)
+            keys, options = _keys_of(size, counter, in_dims[1], grad, options)
+            return _SampleBackward.apply(batch, None, keys, options), (0, 0)
+        gradients = _SampleBackward.apply(joined(grad, dim, size), None, joined(keys, in_dims[2], size), options)
+        return tuple(gradient.unflatten(0, (size, -1)) for gradient in gradients), (0, 0)
 
 
 def joined(x: Any, dim: int | None, size: int, inner: int | None = None) -> Any:
@@ -236,8 +204,7 @@ def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Optio
     )
     if counter is not None:
         offset = (counter if dim is None else counter.movedim(dim, 0)).reshape(-1).expand(size)
-    rest = {name: option for name, option in options.items() if name not in ("seed", "offset")}
-    return torch.stack((seed, offset), 1), rest
+    return torch.stack((seed, offset), 1), {**options, "seed": 0, "offset": 0}
 
 
 def _has_derivative(*tensors: Any) -> bool:
@@ -251,20 +218,22 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
 
 
-def _rules(operator: Any, function: Any, count: int) -> tuple[Any, Any]:
-    """The rules for autograd and for torch.func, of an operator with `count` arguments: the last has the offset."""
-    tensors = min(count - 1, 2)
+def _rules(operator: Any, function: Any, tensors: int, count: int) -> tuple[Any, Any]:
+    """The rules for autograd and for torch.func, of an operator that is differentiable in its first `tensors`.
+
+    It has `count` positional arguments, of which the last two, counter and keys, may be missing.
+    """
     # Function.apply without its support for torch.func, which looks up the signature of `forward` in each call.
     record = super(torch.autograd.Function, function).apply
 
     def differentiable(keys: Any, *arguments: Any, **options: Any) -> Any:
-        arguments = (*arguments, None)[:count]  # The counter may be missing.
+        arguments = (*arguments, None, None)[:count]
         if _has_derivative(*arguments[:tensors]):
             return record(*arguments, options)
         return _below_autograd(operator, keys, *arguments, **options)
 
     def transformed(*arguments: Any, **options: Any) -> Any:
-        return function.apply(*(*arguments, None)[:count], options)
+        return function.apply(*(*arguments, None, None)[:count], options)
 
     return differentiable, transformed
 

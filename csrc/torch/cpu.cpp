@@ -5,7 +5,6 @@
 #include "torch/inputs.h"
 #include "torch/operators.h"
 #include "torch/python_calls.h"
-#include "torch/schemas.h"
 
 namespace multisample {
 namespace {
@@ -70,13 +69,12 @@ MULTISAMPLE_EXPORT void multisample_python_set_place(long place) { multisample::
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* objects) {
   using namespace multisample::python;
-  return builtin<key>("key", [&] { return new KeyState{Object::shared(objects)}; });
+  return builtin<key>("key", [&] { return new TorchObjects{Object(new_reference(objects))}; });
 }
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* tensor_type, PyObject* parameter_type) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_addresses(PyObject* objects) {
   using namespace multisample::python;
-  return builtin<addresses>(
-      "addresses", [&] { return new AddressesState{Object::shared(tensor_type), Object::shared(parameter_type)}; });
+  return builtin<addresses>("addresses", [&] { return new TorchObjects{Object(new_reference(objects))}; });
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_tree() {
@@ -87,8 +85,9 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_tree() {
 MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, multisample::python::Run run,
                                                        PyObject* fail, PyObject* thread_limit) {
   using namespace multisample::python;
-  return builtin<launch>(
-      "launch", [&] { return new LaunchState{*call, run, Object::shared(fail), Object::shared(thread_limit)}; });
+  return builtin<launch>("launch", [&] {
+    return new LaunchState{*call, run, Object(new_reference(fail)), Object(new_reference(thread_limit))};
+  });
 }
 
 // The plan of a sample on a CPU checks values unless `checks` is 0. Only the plan of a gradient has the operand
@@ -101,7 +100,7 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* 
     const bool is_gradient = call->operation == multisample::kGradient;
     const Run is_valid = is_gradient || call->device >= 0 || checks == 0 ? nullptr : multisample_is_valid_cpu;
     auto* const state =
-        new PlanState{*call, run, is_valid, mask, has_list != 0, Signature{}, Object::shared(functions)};
+        new PlanState{*call, run, is_valid, mask, has_list != 0, Signature{}, Object(new_reference(functions))};
     if (is_gradient) {
       TensorOf tensor(matrix);
       read_properties(tensor.handle(), &state->matrix);
@@ -114,6 +113,27 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Laun
   using namespace multisample::python;
   return builtin<is_valid>("is_valid",
                            [&] { return new LaunchState{*call, multisample_is_valid_cpu, Object(), Object()}; });
+}
+
+// The schemas of the operators in C++, for both devices. That of perturb is in
+// multisample/_routes/torch_compile_perturb.py.
+STABLE_TORCH_LIBRARY(multisample, m) {
+  // seed and offset are the bits of unsigned integers. The kernel reads counter, one element, in place of offset. With
+  // keys, shape (B, 2), there is a matrix for each key, which is a seed and an offset, in place of both.
+  // counter and keys are positional: with a keyword-only tensor, PyTorch registers neither derivatives nor batching
+  // rules.
+  m.def(
+      "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> "
+      "()");
+  m.def(
+      "sample(Tensor mu, Tensor sigma, SymInt n, Tensor? counter=None, Tensor? keys=None, *, SymInt seed, "
+      "SymInt offset=0, SymInt dim_offset=0, SymInt sample_offset=0, ScalarType? dtype=None, bool shared=False, "
+      "bool fast_math=False, bool antithetic=False, bool transposed=False) -> Tensor");
+  m.def(
+      "sample_backward(Tensor grad, Tensor? counter=None, Tensor? keys=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False, "
+      "bool transposed=False) -> (Tensor grad_mu, Tensor grad_sigma)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) { multisample::implement<multisample::Cpu>(m); }

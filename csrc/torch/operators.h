@@ -10,6 +10,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -18,7 +19,7 @@
 #include <utility>
 
 #include "launch.h"
-#include "torch/units.h"
+#include "torch/unit.h"
 
 namespace multisample {
 
@@ -67,6 +68,7 @@ inline void check(bool holds, const char* op, const Parts&... parts) {
 // The arguments that all operators have in common.
 struct NoiseOptions {
   const std::optional<Tensor>& counter;  // the offset in memory, if there is one
+  const std::optional<Tensor>& keys;     // a seed and an offset for each matrix of a batch, if there is one
   int64_t seed, offset, dim_offset, sample_offset;
   bool shared_noise, fast_math, antithetic;
 };
@@ -74,10 +76,27 @@ struct NoiseOptions {
 // Whether a matrix can have elements of this type.
 inline bool is_real(ElementType type) { return kNumber < type && type < kInt8; }
 
+// Turns a launch over `matrix` into a batch. A key is a pair of a seed and an offset.
+inline void set_batch(const char* op, const Tensor& keys, const Tensor& matrix, Launch* call) {
+  check(element_type(keys.scalar_type()) == kInt64 && keys.dim() == 2 && keys.size(0) == matrix.size(0) &&
+            keys.size(1) == 2,
+        op, "keys must have shape (B, 2) and dtype int64, got ", keys, "; the matrices have ", matrix);
+  check(keys.device() == matrix.device(), op, "keys must be on the device of the matrices, got ", keys,
+        "; the matrices have ", matrix);
+  call->seed_at = static_cast<const u64*>(keys.const_data_ptr());
+  call->offset_at = call->seed_at + keys.stride(1);
+  call->seed_step = call->offset_step = keys.stride(0) * 8;
+  call->batch = static_cast<u32>(keys.size(0));
+  call->matrix_step = matrix.stride(0) * static_cast<i64>(matrix.element_size());
+  call->result_step = static_cast<i64>(call->rows) * (call->type == kFloat64 ? 8 : 4);
+  call->origin_in_memory = 1;
+}
+
 // A launch over `matrix`, without mu, sigma and the stream. Errors call the matrix `name`. With `transposed` it is
 // (n, d); a batch has one dimension more.
 inline Launch checked_launch(const char* op, const char* name, const Tensor& matrix, bool transposed,
-                             const NoiseOptions& options, bool is_batch = false) {
+                             const NoiseOptions& options) {
+  const bool is_batch = options.keys.has_value();
   check(matrix.dim() == 2 + is_batch, op, name, is_batch ? " must have three" : " must have two", " dimensions, got ",
         matrix);
   const ElementType type = element_type(matrix.scalar_type());
@@ -118,23 +137,8 @@ inline Launch checked_launch(const char* op, const char* name, const Tensor& mat
   call.antithetic = options.antithetic;
   call.fast_math = options.fast_math;
   call.device = matrix.is_cuda() ? matrix.get_device_index() : -1;
+  if (is_batch) set_batch(op, *options.keys, matrix, &call);
   return call;
-}
-
-// Turns a launch over `matrix` into a batch. A key is a pair of a seed and an offset.
-inline void set_batch(const char* op, const Tensor& keys, const Tensor& matrix, Launch* call) {
-  check(element_type(keys.scalar_type()) == kInt64 && keys.dim() == 2 && keys.size(0) == matrix.size(0) &&
-            keys.size(1) == 2,
-        op, "keys must have shape (B, 2) and dtype int64, got ", keys, "; the matrices have ", matrix);
-  check(keys.device() == matrix.device(), op, "keys must be on the device of the matrices, got ", keys,
-        "; the matrices have ", matrix);
-  call->seed_at = static_cast<const u64*>(keys.const_data_ptr());
-  call->offset_at = call->seed_at + keys.stride(1);
-  call->seed_step = call->offset_step = keys.stride(0) * 8;
-  call->batch = static_cast<u32>(keys.size(0));
-  call->matrix_step = matrix.stride(0) * static_cast<i64>(matrix.element_size());
-  call->result_step = static_cast<i64>(call->rows) * (call->type == kFloat64 ? 8 : 4);
-  call->origin_in_memory = 1;
 }
 
 // mu or sigma of `out`, which has `rows` rows. In a batch, the first axis may be that of the matrices.
@@ -199,6 +203,28 @@ inline ScalarType promoted(const Tensor& mu, const Tensor& sigma) {
   return a == b ? a : a == ScalarType::Double || b == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
+// Loads the unit for calls like `call`. Returns 0, or 1 with the reason in a text of `size` bytes.
+using UnitLoader = int (*)(const Launch* call, char* reason, u64 size);
+inline std::atomic<UnitLoader> unit_loader;
+
+// The function for a call. Loads its unit, and throws if that fails. `remedy` is for processes that load no units.
+template <class Function>
+Function* unit_function(const Launch& call,
+                        const char* remedy =
+                            "call multisample.torch.load_operators() in Python, or without Python "
+                            "load the library that 'python -m multisample build torch_ext' prints") {
+  const std::atomic<UnitFunction>& unit = units[kind_of(call)];
+  if (unit == nullptr) {
+    char reason[4096]{};
+    std::strncpy(reason, remedy, sizeof(reason) - 1);
+    const UnitLoader load = unit_loader;
+    if (load == nullptr || load(&call, reason, sizeof(reason)) != 0 || unit == nullptr) {
+      throw std::runtime_error(std::string("multisample: the kernels of this call are not loaded: ") + reason);
+    }
+  }
+  return reinterpret_cast<Function*>(unit.load());
+}
+
 // The operators for one kind of device. Device::run(op, matrix, call) runs a call, which has at least one row and one
 // column, on the device of `matrix`.
 template <class Device>
@@ -208,62 +234,43 @@ struct Operators {
   static void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, const std::optional<Tensor>& counter,
                       int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared,
                       bool fast_math, bool antithetic) {
-    draw("sample_", out, false, mu, sigma, nullptr,
-         {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
+    draw("sample_", out, false, mu, sigma,
+         {counter, std::nullopt, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
   }
 
   static Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optional<Tensor>& counter,
-                       int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset,
-                       const std::optional<ScalarType>& dtype, bool shared, bool fast_math, bool antithetic,
-                       bool transposed) {
-    check(mu.dim() == 1, "sample", "mu must have shape (d,), got ", mu);
+                       const std::optional<Tensor>& keys, int64_t seed, int64_t offset, int64_t dim_offset,
+                       int64_t sample_offset, const std::optional<ScalarType>& dtype, bool shared, bool fast_math,
+                       bool antithetic, bool transposed) {
+    const bool is_batch = keys.has_value();
+    check(mu.dim() == 1 || (is_batch && mu.dim() == 2), "sample", "mu must have shape (d,), or in a batch (B, d), got ",
+          mu);
+    if (is_batch) check(keys->dim() == 2, "sample", "keys must have shape (B, 2), got ", *keys);
     check(n >= 0, "sample", "n must be at least 0, got ", n);
-    const int64_t d = mu.size(0), shape[] = {transposed ? n : d, transposed ? d : n};
-    const Tensor out = torch::stable::new_empty(mu, {shape, 2}, dtype.has_value() ? *dtype : promoted(mu, sigma));
-    draw("sample", out, transposed, mu, sigma, nullptr,
-         {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
+    const int64_t d = mu.size(mu.dim() - 1);
+    const int64_t shape[] = {is_batch ? keys->size(0) : 1, transposed ? n : d, transposed ? d : n};
+    const size_t axes = is_batch ? 3 : 2;
+    const Tensor out =
+        torch::stable::new_empty(mu, {shape + 3 - axes, axes}, dtype.has_value() ? *dtype : promoted(mu, sigma));
+    draw("sample", out, transposed, mu, sigma,
+         {counter, keys, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
     return out;
   }
 
-  static Tensor sample_batch(const Tensor& mu, const Tensor& sigma, int64_t n, const Tensor& keys, int64_t dim_offset,
-                             int64_t sample_offset, const std::optional<ScalarType>& dtype, bool shared, bool fast_math,
-                             bool antithetic, bool transposed) {
-    check(mu.dim() == 1 || mu.dim() == 2, "sample_batch", "mu must have shape (d,) or (B, d), got ", mu);
-    check(keys.dim() == 2, "sample_batch", "keys must have shape (B, 2), got ", keys);
-    check(n >= 0, "sample_batch", "n must be at least 0, got ", n);
-    const int64_t d = mu.size(mu.dim() - 1), shape[] = {keys.size(0), transposed ? n : d, transposed ? d : n};
-    const Tensor out = torch::stable::new_empty(mu, {shape, 3}, dtype.has_value() ? *dtype : promoted(mu, sigma));
-    draw("sample_batch", out, transposed, mu, sigma, &keys,
-         {std::nullopt, 0, 0, dim_offset, sample_offset, shared, fast_math, antithetic});
-    return out;
-  }
-
-  static Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed,
-                                  int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared,
-                                  bool fast_math, bool antithetic, bool transposed) {
-    return sum("sample_backward", grad, transposed, nullptr,
-               {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
-  }
-
-  static Gradient sample_batch_backward(const Tensor& grad, const Tensor& keys, int64_t dim_offset,
-                                        int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
-                                        bool transposed) {
-    return sum("sample_batch_backward", grad, transposed, &keys,
-               {std::nullopt, 0, 0, dim_offset, sample_offset, shared, fast_math, antithetic});
-  }
-
- private:
-  static Gradient sum(const char* op, const Tensor& grad, bool transposed, const Tensor* keys,
-                      const NoiseOptions& options) {
-    Launch call = checked_launch(op, "grad", grad, transposed, options, keys != nullptr);
-    const int64_t rows = static_cast<int64_t>(call.rows), shape[] = {keys == nullptr ? rows : grad.size(0), rows};
-    const size_t axes = keys == nullptr ? 1 : 2;
+  static Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter,
+                                  const std::optional<Tensor>& keys, int64_t seed, int64_t offset, int64_t dim_offset,
+                                  int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
+                                  bool transposed) {
+    const char* const op = "sample_backward";
+    const NoiseOptions options{counter, keys, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic};
+    Launch call = checked_launch(op, "grad", grad, transposed, options);
+    const size_t axes = keys.has_value() ? 2 : 1;
+    const int64_t shape[] = {grad.size(0), static_cast<int64_t>(call.rows)};
     const auto vector = [&] {
-      return torch::stable::new_empty(grad, {shape, axes},
+      return torch::stable::new_empty(grad, {shape + 2 - axes, axes},
                                       call.type == kFloat64 ? ScalarType::Double : ScalarType::Float);
     };
     Tensor mu = vector(), sigma = vector();
-    if (keys != nullptr) set_batch(op, *keys, grad, &call);
     if (call.rows == 0 || call.columns == 0 || grad.size(0) == 0) {
       torch::stable::zero_(mu);
       torch::stable::zero_(sigma);
@@ -272,7 +279,7 @@ struct Operators {
     call.operation = kGradient;
     call.first = mu.mutable_data_ptr();
     call.second = sigma.mutable_data_ptr();
-    if (grad.is_cuda() && call.columns == 1 && keys == nullptr) {
+    if (grad.is_cuda() && call.columns == 1 && !keys.has_value()) {
       call.results = 1;
       call.first = call.second;
       torch::stable::copy_(mu, torch::stable::select(grad, transposed ? 0 : 1, 0));
@@ -281,10 +288,10 @@ struct Operators {
     return {mu, sigma};
   }
 
+ private:
   static void draw(const char* op, const Tensor& out, bool transposed, const Tensor& mu, const Tensor& sigma,
-                   const Tensor* keys, const NoiseOptions& options) {
-    Launch call = checked_launch(op, "out", out, transposed, options, keys != nullptr);
-    if (keys != nullptr) set_batch(op, *keys, out, &call);
+                   const NoiseOptions& options) {
+    Launch call = checked_launch(op, "out", out, transposed, options);
     const Vector of_mu = checked_vector(op, "mu", mu, out, call.rows, &call.mu_step);
     const Vector of_sigma = checked_vector(op, "sigma", sigma, out, call.rows, &call.sigma_step);
     call.mu = of_mu.input, call.mu_stride = of_mu.stride, call.mu_type = of_mu.type;
@@ -308,8 +315,20 @@ void implement(Library& m) {
   m.impl("sample_", TORCH_BOX(&Operators::sample_));
   m.impl("sample", TORCH_BOX(&Operators::sample));
   m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
-  m.impl("sample_batch", TORCH_BOX(&Operators::sample_batch));
-  m.impl("sample_batch_backward", TORCH_BOX(&Operators::sample_batch_backward));
 }
 
 }  // namespace multisample
+
+// Whether the unit for calls of a kind is loaded.
+MULTISAMPLE_EXPORT int multisample_has_unit(multisample::u32 kind) { return multisample::units[kind] != nullptr; }
+
+// Adds the units of another library, which must stay loaded.
+MULTISAMPLE_EXPORT void multisample_add_units(const void* table) {
+  const auto* const others = static_cast<const std::atomic<multisample::UnitFunction>*>(table);
+  for (multisample::u32 kind = 0; kind < multisample::kKinds; ++kind) {
+    if (others[kind] != nullptr) multisample::units[kind] = others[kind].load();
+  }
+}
+
+// Sets the function that loads units which are missing.
+MULTISAMPLE_EXPORT void multisample_set_unit_loader(multisample::UnitLoader load) { multisample::unit_loader = load; }

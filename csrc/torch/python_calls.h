@@ -6,6 +6,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -15,29 +16,16 @@
 
 namespace multisample::python {
 
-// Owns a reference.
-class Object {
- public:
-  explicit Object(PyObject* object = nullptr) : object_(object) {}
-  Object(const Object&) = delete;
-  ~Object() {
-    if (object_ != nullptr) Py_DecRef(object_);
-  }
-  static PyObject* new_reference(PyObject* object) {
-    Py_IncRef(object);
-    return object;
-  }
-  static Object shared(PyObject* object) { return Object(new_reference(object)); }
-  PyObject* get() const { return object_; }
-  PyObject* release() {
-    PyObject* object = object_;
-    object_ = nullptr;
-    return object;
-  }
-
- private:
-  PyObject* object_;
+struct Release {
+  void operator()(PyObject* object) const { Py_DecRef(object); }
 };
+// Owns a reference, or is null.
+using Object = std::unique_ptr<PyObject, Release>;
+
+inline PyObject* new_reference(PyObject* object) {
+  Py_IncRef(object);
+  return object;
+}
 
 // A builtin function whose `self` is a capsule that owns `make_state()`. Null if this process has no Python.
 template <PyFastFunction function, class MakeState>
@@ -115,7 +103,7 @@ inline bool read_properties(AtenTensorHandle handle, Signature* signature) {
          aoti_torch_get_device_index(handle, &signature->device_index) == 0;
 }
 
-struct KeyState {
+struct TorchObjects {
   Object objects;  // a tuple of the objects below
   PyObject* const tensor_type = item(0);
   PyObject* const parameter_type = item(1);
@@ -130,7 +118,7 @@ struct KeyState {
 };
 
 // The state of PyTorch that a plan depends on, or null with a Python error. In the usual state it is the grad mode.
-inline PyObject* current_state(const KeyState& state) {
+inline PyObject* current_state(const TorchObjects& state) {
   bool is_usual = true;
   for (long k = 0, count = PySequence_Size(state.questions); is_usual && k < count; ++k) {
     const Object answer(PyObject_CallNoArgs(PyTuple_GetItem(state.questions, k)));
@@ -146,7 +134,7 @@ inline PyObject* current_state(const KeyState& state) {
 }
 
 // Returns false if it cannot read the signature. Then a Python error is set, or the caller asks the Python function.
-inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
+inline bool read_signature(const TorchObjects& state, PyObject* tensor, Signature* signature) {
   TensorOf read(tensor);
   if (!read_properties(read.handle(), signature)) return false;
   static PyObject* const name = PyUnicode_InternFromString("requires_grad");
@@ -158,8 +146,8 @@ inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* s
   return true;
 }
 
-inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type) {
-  if (type == &PyLong_Type || type == &PyFloat_Type) return Object::new_reference(&_Py_NoneStruct);
+inline PyObject* signature_of(const TorchObjects& state, PyObject* x, PyObject* type) {
+  if (type == &PyLong_Type || type == &PyFloat_Type) return new_reference(&_Py_NoneStruct);
   if (type == state.tensor_type || type == state.parameter_type) {
     Signature signature{};
     if (read_signature(state, x, &signature)) {
@@ -175,7 +163,7 @@ inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type
 // of PyTorch. None if the state is None. key() is the state.
 inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
   constexpr long kTyped = 7, kSeed = 3;
-  const KeyState& state = state_of<KeyState>(self);
+  const TorchObjects& state = state_of<TorchObjects>(self);
   Object current(current_state(state));
   if (count == 0 || current.get() == nullptr || current.get() == &_Py_NoneStruct) return current.release();
   const Object seed_type(PyObject_Type(args[kSeed]));
@@ -192,11 +180,11 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
       if (signature == nullptr) return nullptr;
       PyTuple_SetItem(result.get(), k < 2 ? k : last - 1, signature);
     }
-    if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, Object::new_reference(args[k]));
+    if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, new_reference(args[k]));
   }
   PyObject* const out = args[2];
-  PyObject* const target = out == &_Py_NoneStruct ? Object::new_reference(out)
-                                                  : PyObject_CallFunctionObjArgs(state.out_signature, out, nullptr);
+  PyObject* const target =
+      out == &_Py_NoneStruct ? new_reference(out) : PyObject_CallFunctionObjArgs(state.out_signature, out, nullptr);
   if (target == nullptr) return nullptr;
   PyTuple_SetItem(result.get(), 2, target);
   return result.release();
@@ -204,26 +192,22 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
 
 // --- Sequences of tensors ---------------------------------------------------------------------------------------
 
-struct AddressesState {
-  Object tensor_type, parameter_type;
-};
-
 // addresses(tensors): the data pointers of the tensors, packed as bytes; None if a tensor is of another subclass than
 // Parameter, or nested.
 inline PyObject* addresses(PyObject* self, PyObject* const* args, long) {
-  const AddressesState& state = state_of<AddressesState>(self);
+  const TorchObjects& state = state_of<TorchObjects>(self);
   const long count = PySequence_Size(args[0]);
   std::vector<void*> found(static_cast<size_t>(count < 0 ? 0 : count));
   for (long k = 0; k < count; ++k) {
     const Object tensor(PySequence_GetItem(args[0], k));
     if (tensor.get() == nullptr) return nullptr;
     const Object type(PyObject_Type(tensor.get()));
-    if (type.get() != state.tensor_type.get() && type.get() != state.parameter_type.get()) {
-      return Object::new_reference(&_Py_NoneStruct);
+    if (type.get() != state.tensor_type && type.get() != state.parameter_type) {
+      return new_reference(&_Py_NoneStruct);
     }
     TensorOf read(tensor.get());
     int64_t* sizes = nullptr;
-    if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return Object::new_reference(&_Py_NoneStruct);
+    if (aoti_torch_get_sizes(read.handle(), &sizes) != 0) return new_reference(&_Py_NoneStruct);
     found[static_cast<size_t>(k)] = read.data();
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
@@ -251,7 +235,7 @@ bool add_entries(PyObject* owner, PyObject* container_name, Tree* tree, const Ad
   tree->is_common = Object(PyObject_Type(container.get())).get() == &PyDict_Type;
   PyObject *key = nullptr, *entry = nullptr;
   for (long position = 0; tree->is_common && PyDict_Next(container.get(), &position, &key, &entry) != 0;) {
-    const Object name = Object::shared(key), value = Object::shared(entry);
+    const Object name(new_reference(key)), value(new_reference(entry));
     if (value.get() != &_Py_NoneStruct && !(tree->add_item(name.get()) && add(value.get()))) return false;
   }
   return tree->is_common && tree->add_item(&_Py_NoneStruct);
@@ -275,7 +259,7 @@ inline PyObject* tree(PyObject*, PyObject* const* args, long) {
   Tree found{Object(PyList_New(0)), Object(PyList_New(0))};
   if (found.items.get() == nullptr || found.tensors.get() == nullptr) return nullptr;
   if (!add_tree(args[0], &found)) {
-    return PyErr_Occurred() != nullptr ? nullptr : Object::new_reference(&_Py_NoneStruct);
+    return PyErr_Occurred() != nullptr ? nullptr : new_reference(&_Py_NoneStruct);
   }
   const Object items(PyList_AsTuple(found.items.get()));
   return items.get() == nullptr ? nullptr : PyTuple_Pack(2, items.get(), found.tensors.get());
@@ -356,7 +340,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   if (PyErr_Occurred() != nullptr) return nullptr;
   if (!set_threads(&call, state.thread_limit.get())) return nullptr;
   const int error = without_lock(state.run, call);
-  if (error == 0) return Object::new_reference(&_Py_NoneStruct);
+  if (error == 0) return new_reference(&_Py_NoneStruct);
   const Object number(PyLong_FromLong(error));
   return PyObject_CallFunctionObjArgs(state.fail.get(), number.get(), nullptr);
 }
@@ -392,7 +376,7 @@ struct PlanState {
   // The result of the function for `argument`; None without a function, and null with a Python error.
   PyObject* call_function(PlanFunction which, PyObject* argument) const {
     PyObject* const found = function(which);
-    if (found == nullptr) return Object::new_reference(&_Py_NoneStruct);
+    if (found == nullptr) return new_reference(&_Py_NoneStruct);
     return PyObject_CallFunctionObjArgs(found, argument, nullptr);
   }
 };
@@ -428,7 +412,7 @@ inline bool read_operands(const PlanState& state, PyObject* const* args, Launch*
     call->seed_at = static_cast<const u64*>(TensorOf(seed).data());
     if (call->seed_at == nullptr) return false;
   } else if (seed != &_Py_NoneStruct) {
-    const Object word(state.has_list ? PySequence_GetItem(seed, 0) : Object::new_reference(seed));
+    const Object word(state.has_list ? PySequence_GetItem(seed, 0) : new_reference(seed));
     if (word.get() == nullptr) return false;
     const Object type(PyObject_Type(word.get()));
     if (type.get() != &PyLong_Type || !read_word(word.get(), ~u64{0}, &call->seed)) return false;
@@ -486,7 +470,7 @@ inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
   if (!is_common) {
     if (PyErr_Occurred() != nullptr) return nullptr;
     PyObject* const run_in_python = state.function(kRunInPython);
-    if (run_in_python == nullptr) return Object::new_reference(&_Py_NoneStruct);
+    if (run_in_python == nullptr) return new_reference(&_Py_NoneStruct);
     return PyObject_CallFunctionObjArgs(run_in_python, args[0], args[1], args[2], args[3], args[4], args[5], args[6],
                                         args[7], nullptr);
   }

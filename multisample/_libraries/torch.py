@@ -175,13 +175,14 @@ class TorchLibrary(Library):
 
     def compile_key(self, backend: Any) -> None:
         builtins = getattr(backend, "builtins", None)
-        if builtins is not None and self.key is None and self.state() is not None:
-            self.key = builtins.key(self)
-            if self.key is not None:
-                self.keyed_seed = torch.Tensor
-                self.state = self.key  # type: ignore[method-assign]
-        if builtins is not None and self._addresses is None:
-            self._addresses, self._tree = builtins.addresses(), builtins.tree()
+        if builtins is not None and self.key is None:
+            objects = (
+                *self.types, self.signature, self.target_signature, torch.Tensor.is_neg, self.state, self.questions,
+                self.flags,
+            )  # fmt: skip
+            self._addresses, self._tree = builtins.addresses(objects), builtins.tree()
+            self.key = builtins.key(objects)
+            self.state, self.keyed_seed = self.key, torch.Tensor  # type: ignore[method-assign]
 
     def addresses(self, arrays: Sequence[Any]) -> bytes:
         packed = None if self._addresses is None else self._addresses(arrays)

@@ -69,7 +69,7 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         seed = as_base_class("seed", call.seed)
         if seed is not call.seed:
             call, key = call._replace(seed=seed), None
-    if _is_for_jax(call):
+    if any(map(is_jax, (call.mu, call.sigma, call.weights, call.n, call.seed, *words))):
         from .jax import run_jax
 
         return run_jax(call, key)
@@ -134,13 +134,6 @@ def _drawn_from_each(call: Call, function: Callable[..., Any]) -> Any:
     name, array = next((name, x) for name, x in vectors_of(call).items() if not is_number(x))
     with keys_from(call.generator, library, library.device(name, array)) as keys:
         return call._replace(seed=keys, generator=None).repeated(function)
-
-
-def _is_for_jax(call: Call) -> bool:
-    """Whether an argument is an array or a key of JAX, and JAX is to run the call."""
-    seed = call.seed if isinstance(call.seed, Key) else (call.seed,)
-    arguments = call.mu, call.sigma, call.weights, call.n, *seed, call.dim_offset, call.sample_offset
-    return any(map(is_jax, arguments))
 
 
 def _checked(call: Call) -> Call:

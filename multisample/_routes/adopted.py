@@ -87,8 +87,6 @@ def run_from_host(call: Call, backend: Backend) -> Any:
     moved: dict[str, Any] = {}
     for name, x in vectors_of(call).items():
         if not is_number(x):
-            if name in inputs.operands and x.ndim == 2 and inputs.operands[name].shape == x.shape[:1]:
-                x = x.reshape(-1)
             moved[name] = backend.adopt(np.ascontiguousarray(rounded(x, real)).reshape(x.shape))
     call = call._replace(dtype=inputs.dtype, **moved)
     return run_planned(call, backend, library_called(backend.host_library))

@@ -96,9 +96,8 @@ def _compiled_run(
         return None
     template = plan.template._replace(results=1) if keeps_noise else plan.template
     compiled: Callable[..., Any] | None = make(
-        template, plan.mask, has_list, call.validate is not UNCHECKED, call.grad,
-        run_in_python=run_in_python, **plan.functions(),
-    )  # fmt: skip
+        template, plan.mask, has_list, call.validate is not UNCHECKED, call.grad, plan.functions(run_in_python)
+    )
     return compiled
 
 

@@ -162,8 +162,6 @@ class _Perturbed(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         static = ctx.static
-        if ctx.needs_input_grad[1]:
-            raise ValueError(WITH_GRADIENT)
         own = [
             scaled(g, factor, None if is_batched else static.size, None)
             for g, factor, is_batched in zip(gradients, ctx.factors, static.batched[3:], strict=True)

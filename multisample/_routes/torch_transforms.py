@@ -204,10 +204,7 @@ def keys_of(seed: Any, device: Any) -> tuple[Any, int | None]:
 
 
 def _draw_batch(call: Call, keys: Any, batch: int | None) -> Any:
-    x = torch.ops.multisample.sample_batch(
-        *_vectors(call, batch), call.n, keys, dtype=dtype_of(call.dtype), transposed=call.layout == "nd",
-        **options_of(call),
-    )  # fmt: skip
+    x = _call_operator(call._replace(out=None), 0, 0, None, keys, batch)
     x = x[0] if batch is None else x
     return x if call.out is None else call.out.copy_(x)
 
@@ -236,7 +233,7 @@ def options_of(call: Call) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _call_operator(call: Call, seed: Any, offset: Any, counter: Any) -> Any:
+def _call_operator(call: Call, seed: Any, offset: Any, counter: Any, keys: Any = None, batch: int | None = None) -> Any:
     """The sample, or `out`. At least one of `mu` and `sigma` is a tensor."""
     options = {"seed": as_int64(seed), "offset": as_int64(offset), **options_of(call)}
     if call.out is not None:
@@ -244,7 +241,7 @@ def _call_operator(call: Call, seed: Any, offset: Any, counter: Any) -> Any:
         torch.ops.multisample.sample_(target, *_vectors(call), counter, **options)
         return call.out
     options |= {"dtype": dtype_of(call.dtype), "transposed": call.layout == "nd"}
-    return torch.ops.multisample.sample(*_vectors(call), call.n, counter, **options)
+    return torch.ops.multisample.sample(*_vectors(call, batch), call.n, counter, keys, **options)
 
 
 def _vectors(call: Call, batch: int | None = None) -> list[Any]:

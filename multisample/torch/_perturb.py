@@ -47,33 +47,21 @@ def perturb_(
     Raises
     ------
     TypeError
-        As for `multisample.perturb`.
     ValueError
-        As for `multisample.perturb`.
     RuntimeError
         As for `multisample.perturb`.
 
     Examples
     --------
-    A step of MeZO: two evaluations at opposite perturbations give the coefficient of the update. They are the members,
-    so the coefficient is ``-rate / (2 * sigma)`` times the difference of their losses.
+    README.md, beside this module, has a step of MeZO.
 
     >>> import torch
-    >>> import multisample.torch
-    >>> _ = torch.manual_seed(0)
-    >>> model, x, y = torch.nn.Linear(3, 1), torch.randn(64, 3), torch.randn(64, 1)
-    >>> def loss():
-    ...     with torch.no_grad():
-    ...         return float(torch.nn.functional.mse_loss(model(x), y))
-    >>> before, sigma, rate = loss(), 1e-3, 0.05
-    >>> for step in range(200):
-    ...     key = multisample.Key(7, step)
-    ...     _ = multisample.torch.perturb_(model, sigma, seed=key)
-    ...     above = loss()
-    ...     _ = multisample.torch.perturb_(model, -2 * sigma, seed=key)
-    ...     step_size = rate / (2 * sigma) * (above - loss())
-    ...     _ = multisample.torch.perturb_(model, sigma - step_size, seed=key)  # Back, and the update.
-    >>> loss() < before
+    >>> from multisample.torch import perturb_
+    >>> layer = torch.nn.Linear(3, 1)
+    >>> before = layer.weight.clone()
+    >>> _ = perturb_(layer, 0.1, seed=7)
+    >>> _ = perturb_(layer, -0.1, seed=7)
+    >>> torch.allclose(layer.weight, before, atol=1e-6)
     True
     """
     parameters = listed(parameters)

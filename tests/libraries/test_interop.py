@@ -176,7 +176,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(chosen, "launcher", lambda draw: watched(launcher(draw), case))
     monkeypatch.setattr(chosen, "c_function", lambda launch: 0, raising=False)
     # Compiled plans bypass the launcher.
-    monkeypatch.setattr(chosen, "compiled_plan", lambda *arguments, **functions: None, raising=False)
+    monkeypatch.setattr(chosen, "compiled_plan", lambda *arguments: None, raising=False)
     # Compiled code would replay packed launches, which the recorder does not see.
     monkeypatch.setattr(chosen, "parameters", lambda launch: [], raising=False)
 

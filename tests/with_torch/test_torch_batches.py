@@ -119,7 +119,7 @@ def test_vmap_is_one_launch(torch_device: str, own: str) -> None:
     with Operators() as operators:
         draw = torch.func.vmap(lambda *own: sample(**{**one, **dict(zip(names, own, strict=True))}, n=N))
         x = draw(*(batch[name] for name in names))
-    assert operators.ours == ["multisample.sample_batch.default"]
+    assert operators.ours == ["multisample.sample.default"]
     for b in range(4):
         alone = {**one, **{name: SEEDS[b] if name == "seed" else batch[name][b] for name in names}}
         assert torch.equal(x[b], sample(**alone, n=N))
@@ -133,7 +133,7 @@ def test_batches_inside_vmap_are_one_launch(torch_device: str) -> None:
         x = torch.func.vmap(lambda row: torch.func.vmap(lambda m, k: sample(m, 1.0, N, seed=k))(mu, row))(seeds)
         y = torch.func.vmap(lambda m: sample(m, 1.0, N, seed=[1, 2]))(mu)
         z = torch.func.vmap(lambda key: sample(mu[0], 1.0, N, seed=key))(data)
-    assert operators.ours == ["multisample.sample_batch.default"] * 3
+    assert operators.ours == ["multisample.sample.default"] * 3
     for a, b in itertools.product(range(3), range(4)):
         assert torch.equal(x[a, b], sample(mu[b], 1.0, N, seed=4 * a + b))
     for a, b in itertools.product(range(4), range(2)):
@@ -163,9 +163,9 @@ def test_a_compiled_batch_is_written_to_out(torch_device: str) -> None:
 def test_the_operators_pass_the_tests_of_torch_library(torch_device: str) -> None:
     mu, sigma = (x.requires_grad_() for x in vectors(torch_device))
     keys = torch.stack([seed_tensor(torch_device)] * 2, 1)
-    torch.library.opcheck(torch.ops.multisample.sample_batch.default, (mu, sigma, N, keys))
+    torch.library.opcheck(torch.ops.multisample.sample.default, (mu, sigma, N, None, keys), {"seed": 0})
     grad = torch.rand(4, 6, N, device=torch_device)
-    torch.library.opcheck(torch.ops.multisample.sample_batch_backward.default, (grad, keys))
+    torch.library.opcheck(torch.ops.multisample.sample_backward.default, (grad, None, keys), {"seed": 0})
 
 
 def test_operators_refuse_wrong_shapes(torch_device: str) -> None:
@@ -176,7 +176,7 @@ def test_operators_refuse_wrong_shapes(torch_device: str) -> None:
     for mu, keys, message in (((4, 6), (3, 2), both), ((4, 6), (4, 3), of_keys), ((4, 6, 1), (4, 2), of_mu)):
         key_tensor = torch.zeros(keys, dtype=torch.int64, device=torch_device)
         with pytest.raises(RuntimeError, match=message):
-            torch.ops.multisample.sample_batch(torch.zeros(mu, device=torch_device), sigma, N, key_tensor)
+            torch.ops.multisample.sample(torch.zeros(mu, device=torch_device), sigma, N, None, key_tensor, seed=0)
 
 
 MU, SIGMA = vectors("cpu")

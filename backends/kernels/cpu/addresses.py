@@ -18,7 +18,6 @@ from multisample.backends.kernels.stream.rounding import WIDENING
 from .intrinsics import emit_array, emit_entry
 
 _WORD = ir.IntType(64)
-_C_FUNCTION = ir.FunctionType(_WORD, [_WORD])
 
 
 @intrinsic
@@ -56,13 +55,15 @@ def vector_at(typingctx: Any, address: Any, length: Any, stride: Any, dtype: Any
 
 
 @intrinsic
-def call_c(typingctx: Any, function: Any, argument: Any) -> Any:
-    """Call the C function at address `function`, which takes an int64 and returns one."""
+def call_c(typingctx: Any, function: Any, *arguments: Any) -> Any:
+    """Call the C function at address `function`, which takes values of type int64 and returns one."""
+    words = types.StarArgTuple.from_types((types.int64,) * len(arguments))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.call(builder.inttoptr(args[0], _C_FUNCTION.as_pointer()), args[1:])
+        c_type = ir.FunctionType(_WORD, [_WORD] * len(words))
+        return builder.call(builder.inttoptr(args[0], c_type.as_pointer()), cgutils.unpack_tuple(builder, args[1]))
 
-    return types.int64(types.int64, types.int64), codegen
+    return types.int64(types.int64, words), codegen
 
 
 @intrinsic

@@ -171,7 +171,7 @@ def prepare_on_host(static: Static) -> None:
         backend.prepare("cpu")
 
 
-def _target(operation: Operation, platform: str) -> xla_ffi.Target:
+def _target(operation: Operation, platform: str, of_blocks: bool = False) -> xla_ffi.Target:
     type_id, on_device = native.type_id(platform), platform == "CUDA"
 
     def call(frame: xla_ffi.Frame, launch_at: int) -> None:
@@ -181,7 +181,8 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
         else:
             frame.set_state(type_id, _state(static, 0 if on_device else HOST).allocated())
 
-    return xla_ffi.Target(call, type_id, f"multisample_{platform}", native.deleter(platform), on_device)
+    records = on_device and not of_blocks
+    return xla_ffi.Target(call, type_id, f"multisample_{platform}", native.deleter(platform), records)
 
 
 _registered: set[tuple[str, str]] = set()
@@ -202,9 +203,8 @@ def register(operation: Operation, platform: str, of_blocks: bool = False) -> st
     name = BLOCKS if of_blocks else TARGETS[operation]
     with _LOCK:
         if (name, platform) not in _registered:
-            target, number = _target(operation, platform), native.number(operation, platform)
-            if of_blocks:
-                target, number = target._replace(records=False), native.BLOCKS
+            target = _target(operation, platform, of_blocks)
+            number = native.number(operation, platform, of_blocks)
             addresses = native.handlers(operation, platform, number)
             python_entry.targets[number] = functools.partial(xla_ffi.handle, target=target)
             # Registration and metadata both declare that XLA may record calls, since a plugin may read only one.

@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 
 import llvmlite.binding
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from multisample.backends.driver import CONFIGURATION_SIZE, PLACES
 from multisample.backends.kernels.compilation import inline
@@ -67,19 +65,6 @@ if _HUGE is not None:
     _advise = types.ExternalFunction("madvise", types.intc(types.int64, types.int64, types.intc))
 else:
     _advise = inline(lambda address, size, advice: 0)
-
-
-@intrinsic
-def _launch_kernel(typingctx: Any, function: Any, configuration: Any, kernel: Any, extra: Any) -> Any:
-    """``cuLaunchKernelEx(configuration, kernel, nullptr, extra)``, where `function` is its address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        pointer = builder.inttoptr(args[0], ir.FunctionType(ir.IntType(32), [word] * 4).as_pointer())
-        error = builder.call(pointer, [args[1], args[2], word(0), args[3]])
-        return builder.zext(error, word)
-
-    return types.int64(*[types.int64] * 4), codegen
 
 
 @inline
@@ -337,7 +322,7 @@ def _repeat(frame, state, device, stream):
     extra[0], extra[1], extra[2] = 1, launch.ctypes.data + CONFIGURATION_SIZE, 2
     extra[3], extra[4] = length.ctypes.data, 0
     kernel, launch_kernel = word_at(record + 8 * _KERNEL), word_at(process + 8 * _LAUNCH)
-    return _launch_kernel(launch_kernel, launch.ctypes.data, kernel, extra.ctypes.data) == 0
+    return call_c(launch_kernel, launch.ctypes.data, kernel, 0, extra.ctypes.data) & LOW == 0
 
 
 def _delete(state):
@@ -354,13 +339,9 @@ def _delete(state):
 # --- Python's side --------------------------------------------------------------------------------
 
 
-def number(operation: Operation, platform: str) -> int:
+def number(operation: Operation, platform: str, of_blocks: bool = False) -> int:
     """The number of a target in `python_entry.targets`."""
-    return len(PLATFORMS) * operation + PLATFORMS.index(platform)
-
-
-BLOCKS = len(PLATFORMS) * len(Operation)
-"""The number of the target `handlers.BLOCKS`."""
+    return len(PLATFORMS) * (len(Operation) if of_blocks else operation) + PLATFORMS.index(platform)
 
 
 def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]:

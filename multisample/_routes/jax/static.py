@@ -17,8 +17,7 @@ from multisample.backends.launch import OPERANDS, Operation
 
 AXES: dict[str, tuple[str, ...]] = {
     "mu": ("i",), "sigma": ("i",), "weights": ("j",), "matrix": ("i", "j"), "first": ("i",), "second": ("i",),
-    "seed": ("k",), "offsets": ("l",), "begins": ("t", "k"),
-    "factors": ("t",),
+    "seed": ("k",), "offsets": ("l",), "begins": ("t", "k"), "factors": ("t",),
 }  # fmt: skip
 """The axes of operands and results with layout "dn": i counts dimensions, j samples, k and l words of 32 bits.
 
