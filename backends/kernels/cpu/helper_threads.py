@@ -29,8 +29,8 @@ from numba import types
 from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
 from multisample.backends.system.threads import STACK_SIZE, configured_threads
 
-from .addresses import c_function, numbers_at, symbol
-from .intrinsics import call_entry, compare_exchange, entry_address, fetch_add, load_acquire, stack_array, stack_copy
+from .addresses import c_function, call_c, numbers_at, symbol
+from .intrinsics import compare_exchange, fetch_add, load_acquire, stack_array, stack_copy
 
 # 64-bit numbers in a cache line.
 _LINE = 8
@@ -40,7 +40,7 @@ _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
 # States. Any other number is the address of the call that has taken the record: the helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
-# The cache line before the records: the `entry_address` of a function that starts a helper, and how many helpers all
+# The cache line before the records: the C function that starts a helper, and how many helpers all
 # running calls want together.
 _START, _WANTED, _FIRST = 0, 1, _LINE
 _POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
@@ -99,7 +99,7 @@ def for_each(function, arguments, count, threads):
     may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `prepare_helpers` first.
     """
     pool = numbers_at(numbers_at(symbol("multisample_cpu_threads"), 2, np.int64)[_POOL], _POOL_LENGTH, np.int64)
-    _share(entry_address(function, arguments), stack_copy(arguments), count, threads, pool)
+    _share(c_function(function, arguments), stack_copy(arguments), count, threads, pool)
 
 
 @inline
@@ -107,7 +107,7 @@ def _share(entry, arguments, count, threads, pool):
     threads = max(1, min(threads, count, _MOST_HELPERS + 1))
     if threads == 1:
         for index in range(count):
-            call_entry(entry, arguments, index)
+            call_c(entry, arguments, index)
         return
     call = stack_array(_CALL, np.int64)
     call[_ENTRY], call[_ARGUMENTS] = entry, arguments
@@ -136,7 +136,7 @@ def _work(call, number):
             index = fetch_add(call, _BEGUN + part * _LINE, 1)
             if index >= end:
                 break
-            call_entry(call[_ENTRY], call[_ARGUMENTS], index)
+            call_c(call[_ENTRY], call[_ARGUMENTS], index)
 
 
 @inline
@@ -169,7 +169,7 @@ def _run(call, pool):
                 break
             if can_start and compare_exchange(pool, helper + _STATE, _NO_THREAD, address):
                 pool[helper + _NUMBER] = helpers + 1
-                call_entry(pool[_START], stack_copy((pool,)), helper)
+                call_c(pool[_START], stack_copy((pool,)), helper)
                 can_start = load_acquire(pool, helper + _STATE) != _NO_THREAD
                 helpers += can_start
         elif state == _FREE and compare_exchange(pool, helper + _STATE, _FREE, address):
@@ -212,7 +212,7 @@ def _serve(address):
 
 @functools.cache
 def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
-    """``kernel(pool)`` is the `entry_address` of a function ``start((pool,), helper)``.
+    """``kernel(pool)`` is the C function ``start((pool,), helper)``.
 
     It starts the thread of a helper whose record a call has taken. If the system cannot start a thread, the state of
     the record is _NO_THREAD again.
@@ -245,7 +245,7 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
     compiled = callee(start, "cpu-start")
 
     def starting_entry(pool):
-        return entry_address(compiled, (pool,))
+        return c_function(compiled, (pool,))
 
     result = compile_cached(
         types.int64(types.Array(types.int64, 1, "C")), starting_entry, "cpu-starting", source_digest()

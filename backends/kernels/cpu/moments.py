@@ -20,7 +20,7 @@ from multisample.backends.kernels.stream.arithmetic import fma, to_float64
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.vectors import in_every_lane
 
-from .addresses import numbers_at, vector_at
+from .addresses import numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import load_vector, stack_array, store_vector
@@ -183,7 +183,7 @@ def _storing(dtype: str) -> Callable[..., Any]:
         one_mu, one_sigma = stack_array(1, number), stack_array(1, number)
         at_mu, mu_stride = mu_at(launch, b, top, one_mu)
         at_sigma, sigma_stride = sigma_at(launch, b, top, one_sigma)
-        mu, sigma = vector_at(at_mu, rows, mu_stride, number), vector_at(at_sigma, rows, sigma_stride, number)
+        mu, sigma = numbers_at(at_mu, rows, number, mu_stride), numbers_at(at_sigma, rows, number, sigma_stride)
         behind = b * launch[WORD.result_step] + top * size
         first = numbers_at(launch[WORD.first] + behind, rows, stored)
         second = numbers_at(launch[WORD.second] + behind, rows, stored)
@@ -292,7 +292,7 @@ def moments_function(dtype: str) -> Callable[..., Any]:
             of_second = numbers_at(lists + 4 * most * size, 4 * most, number)
             groups = numbers_at(lists + 8 * most * size, most, np.uint64)
             begin, stride = launch[WORD.weights] + b * launch[WORD.weights_step], launch[WORD.weights_stride]
-            weights = vector_at(begin, columns, stride, number)
+            weights = numbers_at(begin, columns, number, stride)
             first_column = numbers_of(launch, b)[3]
             if is_antithetic:
                 count, weight, exponent = list_pairs(weights, first_column, groups, of_first, of_second)
