@@ -19,17 +19,16 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
 import numpy as np
 from numba import types
 
-from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.system.threads import STACK_SIZE, configured_threads
 
-from .addresses import c_function, call_c, numbers_at, symbol
+from .addresses import c_address, c_function, call_c, numbers_at, symbol
 from .intrinsics import compare_exchange, fetch_add, load_acquire, stack_array, stack_copy
 
 # 64-bit numbers in a cache line.
@@ -169,7 +168,7 @@ def _run(call, pool):
                 break
             if can_start and compare_exchange(pool, helper + _STATE, _NO_THREAD, address):
                 pool[helper + _NUMBER] = helpers + 1
-                call_c(pool[_START], stack_copy((pool,)), helper)
+                call_c(pool[_START], pool.ctypes.data + 8 * helper)
                 can_start = load_acquire(pool, helper + _STATE) != _NO_THREAD
                 helpers += can_start
         elif state == _FREE and compare_exchange(pool, helper + _STATE, _FREE, address):
@@ -211,47 +210,35 @@ def _serve(address):
 
 
 @functools.cache
-def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
-    """``kernel(pool)`` is the C function ``start((pool,), helper)``.
+def starting_function() -> int:
+    """The address of a C function that starts the thread of the helper whose record, at its argument, a call has taken.
 
-    It starts the thread of a helper whose record a call has taken. If the system cannot start a thread, the state of
-    the record is _NO_THREAD again.
+    If the system cannot start a thread, the state of the record is _NO_THREAD again.
     """
     serve = callee(_serve, "cpu-serve")
 
-    def start(arguments, helper):
-        (pool,) = arguments
+    def start(address):
+        helper = numbers_at(address, _LINE, np.int64)
         thread, attributes = stack_array(1, np.int64), stack_array(_SET, np.int64)
         blocked, before = stack_array(_SET, np.int64), stack_array(_SET, np.int64)
-        if pool[helper + _LOCK] == 0:
-            pool[helper + _LOCK] = _allocate_lock()
-        pool[helper + _PROCESS] = _process()
+        if helper[_LOCK] == 0:
+            helper[_LOCK] = _allocate_lock()
+        helper[_PROCESS] = _process()
         error = -1
-        if pool[helper + _LOCK] != 0 and _create_attributes(attributes.ctypes.data) == 0:
+        if helper[_LOCK] != 0 and _create_attributes(attributes.ctypes.data) == 0:
             _fill_signals(blocked.ctypes.data)
             for fault in _FAULTS:
                 _remove_signal(blocked.ctypes.data, fault)
             if _set_stack_size(attributes.ctypes.data, STACK_SIZE) == 0:
                 # The new thread has the signal mask of this one.
                 _block_signals(_SIG_SETMASK, blocked.ctypes.data, before.ctypes.data)
-                error = _create_thread(
-                    thread.ctypes.data, attributes.ctypes.data, c_function(serve), pool.ctypes.data + 8 * helper
-                )
+                error = _create_thread(thread.ctypes.data, attributes.ctypes.data, c_function(serve), address)
                 _block_signals(_SIG_SETMASK, before.ctypes.data, 0)
             _destroy_attributes(attributes.ctypes.data)
         if error != 0:
-            fetch_add(pool, helper + _STATE, _NO_THREAD - load_acquire(pool, helper + _STATE))
+            fetch_add(helper, _STATE, _NO_THREAD - load_acquire(helper, _STATE))
 
-    compiled = callee(start, "cpu-start")
-
-    def starting_entry(pool):
-        return c_function(compiled, (pool,))
-
-    result = compile_cached(
-        types.int64(types.Array(types.int64, 1, "C")), starting_entry, "cpu-starting", source_digest()
-    )
-    kernel: Callable[[Any], int] = result.entry_point
-    return kernel
+    return c_address(start, "cpu-start", source_digest())
 
 
 def _new_pool() -> np.ndarray[Any, Any]:
@@ -292,4 +279,4 @@ def prepare_helpers(most: int) -> None:
     calls want together, and 255 is the maximum.
     """
     if most > 1 and not _pool[_START]:
-        _pool[_START] = starting_kernel()(_pool)
+        _pool[_START] = starting_function()
