@@ -19,7 +19,7 @@ import pytest
 from forks import forked, in_forks
 from numba import njit, types
 
-from multisample.backends.kernels.compilation import cached, compile_cached
+from multisample.backends.kernels.compilation import callee, compile_cached
 from multisample.backends.kernels.cpu import helper_threads
 from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire
 
@@ -48,7 +48,7 @@ def visit(arguments, index):  # type: ignore[no-untyped-def]
     fetch_add(visits, index, 1)
 
 
-visit_compiled = cached(visit, "test-visit", "digest")
+visit_compiled = callee(visit, "test-visit")
 
 
 def visit_all(visits, arrived, together, count, number):  # type: ignore[no-untyped-def]
