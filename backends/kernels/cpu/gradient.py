@@ -14,9 +14,9 @@ import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline
-from multisample.backends.kernels.stream.arithmetic import fma, to_float64
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import WIDENING, unchanged
-from multisample.backends.kernels.stream.vectors import in_every_lane, lane_numbers, lane_sum, select
+from multisample.backends.kernels.stream.vectors import converted, in_every_lane, lane_numbers, lane_sum, select
 
 from .addresses import copier, numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
@@ -59,7 +59,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     @inline
     def add_vectors(totals, r, run, convert, z, place, count):
         """Add the sums of a run, which is at least a vector, to those of row `r`."""
-        total, products = to_float64(filled(number(0))), to_float64(filled(number(0)))
+        total, products = converted(filled(number(0)), np.float64), converted(filled(number(0)), np.float64)
         for begin in range(0, count, _CHAIN * lanes):
             p, q = filled(number(0)), filled(number(0))
             for k in range(begin, min(count, begin + _CHAIN * lanes), lanes):
@@ -69,7 +69,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 if at < k:
                     g = select(lane_numbers(np.int64, lanes) > filled(k - at - 1), g, filled(number(0)))
                 p, q = p + g, fma(g, load_vector(z, place + at, lanes), q)
-            total, products = total + to_float64(p), products + to_float64(q)
+            total, products = total + converted(p, np.float64), products + converted(q, np.float64)
         totals[r] += lane_sum(total)
         totals[most_places + r] += lane_sum(products)
 
@@ -103,14 +103,14 @@ def _part_function(dtype: str) -> Callable[..., Any]:
             for v in range(0, rows, lanes):
                 # The last vector ends where the rows end.
                 r = min(v, rows - lanes)
-                total, products = to_float64(filled(number(0))), to_float64(filled(number(0)))
+                total, products = converted(filled(number(0)), np.float64), converted(filled(number(0)), np.float64)
                 for begin in range(0, columns, _CHAIN):
                     p, q = filled(number(0)), filled(number(0))
                     for c in range(begin, min(columns, begin + _CHAIN)):
                         run = numbers_at(source + r * size + c * column_stride, lanes, element)
                         g = widen(load_vector(run, 0, lanes))
                         p, q = p + g, fma(g, filled(z[place + c]), q)
-                    total, products = total + to_float64(p), products + to_float64(q)
+                    total, products = total + converted(p, np.float64), products + converted(q, np.float64)
                 store_vector(totals, r, total)
                 store_vector(totals, most_places + r, products)
         else:
@@ -191,7 +191,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
             for place in range(0, rows, lanes):
                 for k in range(2):
                     at = k * most_places + place
-                    total = to_float64(load_vector(parts, at, lanes))
+                    total = converted(load_vector(parts, at, lanes), np.float64)
                     if g > 0:
                         total = load_vector(sums, at, lanes) + total
                     if last == blocks:

@@ -16,9 +16,9 @@ from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline
-from multisample.backends.kernels.stream.arithmetic import fma, to_float64
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import NARROWING
-from multisample.backends.kernels.stream.vectors import in_every_lane
+from multisample.backends.kernels.stream.vectors import converted, in_every_lane
 
 from .addresses import numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
@@ -154,8 +154,10 @@ def _sum_function(real: str) -> Callable[..., Any]:
                                 normals = load_vector(z, k, _SUMS)
                                 u = fma(load_vector(first, 4 * t + k, _SUMS), normals, u)
                                 v = fma(load_vector(second, 4 * t + k, _SUMS), normals * normals, v)
-                            store_vector(lanes, at, load_vector(lanes, at, _SUMS) + to_float64(u))
-                            store_vector(lanes, at + _SUMS, load_vector(lanes, at + _SUMS, _SUMS) + to_float64(v))
+                            store_vector(lanes, at, load_vector(lanes, at, _SUMS) + converted(u, np.float64))
+                            store_vector(
+                                lanes, at + _SUMS, load_vector(lanes, at + _SUMS, _SUMS) + converted(v, np.float64)
+                            )
                 for r in range(rows):
                     s, q = 0.0, 0.0
                     for lane in range(_BOTH_SUMS * r, _BOTH_SUMS * r + _SUMS):

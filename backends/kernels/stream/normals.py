@@ -15,7 +15,8 @@ import numpy as np
 
 from multisample.backends.kernels.compilation import inline
 
-from .arithmetic import float_bits, from_float_bits, horner, like, minimum, product, sqrt, to_real, transform_fma
+from .arithmetic import float_bits, from_float_bits, horner, like, product, sqrt, to_real, transform_fma
+from .vectors import select
 from .words import word
 
 FLOAT64_KEY = np.uint64(0x66363474)
@@ -86,7 +87,8 @@ def _transform(real: Any, le: Any, *coefficients: tuple[Any, ...]) -> tuple[Call
         word = float_bits(u)
         # Positive floats are ordered like their bit patterns: a minimum of u is an integer minimum, which some GPUs
         # fuse with the subtraction.
-        x = minimum(like(word - two_thirds, word), below_one)
+        x = like(word - two_thirds, word)
+        x = select(x > below_one, like(below_one, x), x)
         e = like(x & exponent, x)
         f = from_float_bits(like(x - e + two_thirds, x)) - one
         return sqrt(transform_fma(to_real(e), le, log(f) * f))
