@@ -95,7 +95,7 @@ def for_each(function, arguments, count, threads):
     """Call ``function(arguments, index)`` for each index below `count`, on up to `threads` threads with this one.
 
     `arguments` is a tuple. Returns when every call has returned. `function` must not raise. C functions
-    may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `prepare_helpers` first.
+    may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `find_threads` first.
     """
     pool = numbers_at(numbers_at(symbol("multisample_cpu_threads"), 2, np.int64)[_POOL], _POOL_LENGTH, np.int64)
     _share(c_function(function, arguments), stack_copy(arguments), count, threads, pool)
@@ -255,10 +255,8 @@ _pool = _new_pool()
 
 def _forget() -> None:
     global _pool
-    was_prepared = _pool[_START] != 0
-    _pool = _new_pool()
-    if was_prepared:
-        prepare_helpers(_MOST_HELPERS)
+    start, _pool = _pool[_START], _new_pool()
+    _pool[_START] = start
 
 
 # The child gets a new pool. If an earlier fork hook drew in the child, its helpers keep the old pool.
@@ -267,16 +265,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def find_threads() -> None:
-    """Read anew how many threads a call may have that sets no number, such as XLA's."""
-    _shared[_MOST] = configured_threads()
-    prepare_helpers(_MOST_HELPERS)  # Other calls set a number, which may be larger.
-
-
-def prepare_helpers(most: int) -> None:
-    """Prepare for calls of up to `most` threads.
+    """Read anew how many threads a call may have that sets no number, such as XLA's, and prepare helpers for all calls.
 
     All calls share the helpers, which never end. A call starts those that it lacks, up to the number that all running
     calls want together, and 255 is the maximum.
     """
-    if most > 1 and not _pool[_START]:
+    _shared[_MOST] = configured_threads()
+    if not _pool[_START]:
         _pool[_START] = starting_function()
