@@ -129,11 +129,6 @@ class _Callee(CPUDispatcher):
     def __init__(self, function: Any, types_of_locals: Any = None, targetoptions: Any = None) -> None:
         super().__init__(function, types_of_locals or {}, targetoptions, _CalleeCompiler)
 
-    def compile(self, parameters: Any) -> None:
-        # Numba's method also starts timers, which hear of each call of LLVM until the callers are compiled.
-        if parameters not in self.overloads:
-            self.add_overload(self._compiler.compile(parameters, None))
-
     def get_call_template(self, args: Any, kws: Any) -> Any:
         # Numba would compile the function again for each literal integer. LLVM propagates constants after inlining.
         integers = [types.unliteral(x) if isinstance(x, types.IntegerLiteral) else x for x in args]

@@ -73,17 +73,12 @@ def folder(*names: str, create: bool) -> Path:
                     f"{path}: expected a folder; remove it, or set MULTISAMPLE_CACHE_DIR to another folder"
                 )
             _check_owner(path, status)
-    except FileNotFoundError:
-        if create:
-            raise CacheError(_cannot_write(path, "No such file or directory")) from None
-        raise
     except OSError as error:
-        raise CacheError(_cannot_write(path, error.strerror or str(error))) from error
+        if isinstance(error, FileNotFoundError) and not create:
+            raise
+        reason = error.strerror or error
+        raise CacheError(f"{path}: {reason}; set MULTISAMPLE_CACHE_DIR to a folder that can be written to") from error
     return path
-
-
-def _cannot_write(path: Path, reason: str) -> str:
-    return f"{path}: {reason}; set MULTISAMPLE_CACHE_DIR to a folder that can be written to"
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:

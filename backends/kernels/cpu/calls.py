@@ -41,8 +41,6 @@ _NUMBER, _, _, _FLOAT32, _FLOAT64 = map(int, tuple(ElementType)[:5])
 # Rows whose mu and sigma are converted at a time.
 _BAND = 1 << 11
 
-_REALS = ("float32", "float64")
-
 
 @inline
 def _place_of(kind, shared_noise, antithetic, down):
@@ -217,7 +215,7 @@ def kernels() -> list[Callable[[], Any]]:
     flags = False, True
     return [
         *(functools.partial(window_kernel, *kind) for kind in itertools.product(MATRIX_TYPES, flags, flags, flags)),
-        *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
+        *(functools.partial(value_kernel, real, weighted) for real in ("float32", "float64") for weighted in flags),
         *(functools.partial(settings_kernel, restores) for restores in flags),
         starting_function,
         *(functools.partial(_address, operation, dtype) for operation in _FUNCTIONS for dtype in MATRIX_TYPES),

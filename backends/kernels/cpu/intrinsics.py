@@ -1,4 +1,4 @@
-"""CPU intrinsics that Numba lacks: views, vectors, prefetches, the stack, atomics, calls by address."""
+"""CPU intrinsics that Numba lacks: views, vectors, prefetches, the stack, atomics, settings of floating point."""
 
 from __future__ import annotations
 

@@ -46,9 +46,8 @@ class Tile(NamedTuple):
     places: int
     """Maximum places of a tile down rows, a multiple of `lanes`. A tile along rows has at most half as many."""
     words_length: int
-    """Length of `words`."""
     layout_length: int
-    """Length of `layout`."""
+    """The lengths of `words` and of `layout`."""
     word_type: Any
     """Type of an element of `words`."""
     lay_out_along: Callable[..., Any]
