@@ -23,7 +23,8 @@ from skip_rules import VARIABLE, device_count, requested, require
 import multisample
 from multisample import _backends
 from multisample.backends import registry
-from multisample.backends.kernels.cpu import helper_threads
+from multisample.backends.kernels.cpu import helper_threads, launcher
+from multisample.backends.launch import Launch
 from multisample.backends.system import cuda_driver
 
 # By default JAX reserves most of a GPU's memory when a test makes its first array, even on the CPU.
@@ -147,20 +148,21 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 def thread_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
     """``thread_counts()``: the threads of each call since the last `thread_counts()`, of calls that may use several."""
     pools: list[Any] = []
-    prepare, before = helper_threads.prepare_helpers, helper_threads._shared[helper_threads._POOL]
+    threads, before = launcher._threads, helper_threads._shared[helper_threads._POOL]
 
-    def prepare_new_pool(most: int) -> None:
+    def threads_of_new_pool(launch: Launch, most: int) -> int:
         # Each call gets a new pool, whose helpers are its own. They sleep until the process ends.
-        monkeypatch.setattr(helper_threads, "_pool", helper_threads._new_pool())
+        helper_threads._forget()
         pools.append(helper_threads._pool[helper_threads._FIRST + helper_threads._STATE :: helper_threads._LINE])
-        prepare(most)
+        return threads(launch, most)
 
     def counts() -> list[int]:
         found = [1 + int((states != helper_threads._NO_THREAD).sum()) for states in pools]
         pools.clear()
         return found
 
-    monkeypatch.setattr(helper_threads, "prepare_helpers", prepare_new_pool)
+    monkeypatch.setattr(helper_threads, "_pool", helper_threads._pool)  # Restored after the test.
+    monkeypatch.setattr(launcher, "_threads", threads_of_new_pool)
     yield counts
     helper_threads._shared[helper_threads._POOL] = before
 

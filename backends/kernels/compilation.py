@@ -129,11 +129,6 @@ class _Callee(CPUDispatcher):
     def __init__(self, function: Any, types_of_locals: Any = None, targetoptions: Any = None) -> None:
         super().__init__(function, types_of_locals or {}, targetoptions, _CalleeCompiler)
 
-    def compile(self, parameters: Any) -> None:
-        # Numba's method also starts timers, which hear of each call of LLVM until the callers are compiled.
-        if parameters not in self.overloads:
-            self.add_overload(self._compiler.compile(parameters, None))
-
     def get_call_template(self, args: Any, kws: Any) -> Any:
         # Numba would compile the function again for each literal integer. LLVM propagates constants after inlining.
         integers = [types.unliteral(x) if isinstance(x, types.IntegerLiteral) else x for x in args]
@@ -161,20 +156,28 @@ def jit(*, forceinline: bool = True) -> Callable[[Function], Any]:
 
 
 def callee(function: Callable[..., Any], name: str) -> Any:
-    """`function`, for kernels on a CPU to call. Each kernel contains a copy. See `cached` for the name."""
+    """`function`, for kernels on a CPU to call. Each kernel contains a copy. See `compile_cached` for the name."""
     return _Callee(_named(function, name), targetoptions={"nopython": True, "_nrt": False})
 
 
 def compile_cached(
     signature: Any, function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False
 ) -> CompileResult:
-    """Compile `function` for `signature`, or load it from the cache: see `cached`.
+    """Compile `function` for `signature`, once per machine.
+
+    Another function, or another value in its closure, needs another `name`. `digest` is that of all sources that the
+    kernel is compiled from; if it is empty, the kernel is not cached. With `allocates`, the function may allocate or
+    return arrays. Numba then counts references to all arrays: each view changes a number that all threads of a kernel
+    share.
 
     The result's `entry_point` does not check the types of its arguments, since Numba's dispatcher, which does, costs a
     third of a small call. Pass only checked arrays: the kernel would misread an array of another type or dimension.
     BackendUnavailableError if the working directory was deleted, since Numba cannot compile without one.
     """
-    dispatcher = cached(function, name, digest, allocates=allocates)
+    options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
+    dispatcher = _Dispatcher(_named(function, name), {}, options, _KernelCompiler)
+    rebuild: Callable[..., Any] = lambda context, payload: CompileResult._rebuild(context, *payload)  # noqa: E731
+    dispatcher._cache = KernelCache(name, digest, CompileResult._reduce, rebuild, "cpu")
     try:
         dispatcher.compile(signature)
     except FileNotFoundError as error:
@@ -191,21 +194,6 @@ def address_of(result: CompileResult) -> int:
     return address
 
 
-def cached(function: Callable[..., Any], name: str, digest: str, *, allocates: bool = False) -> Any:
-    """A dispatcher for `function`, which compiled functions may call. Compiles once per machine for each signature.
-
-    Another function, or another value in its closure, needs another `name`. `digest` is that of all sources that the
-    kernel is compiled from; if it is empty, the kernel is not cached. With `allocates`, the function may allocate or
-    return arrays. Numba then counts references to all arrays: each view changes a number that all threads of a kernel
-    share.
-    """
-    options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
-    dispatcher = _Dispatcher(_named(function, name), {}, options, _KernelCompiler)
-    rebuild: Callable[..., Any] = lambda context, payload: CompileResult._rebuild(context, *payload)  # noqa: E731
-    dispatcher._cache = KernelCache(name, digest, CompileResult._reduce, rebuild, "cpu")
-    return dispatcher
-
-
 def _named(function: Any, name: str) -> Any:
     # LLVM links by name. Numba's names are unique in one process only, so a kernel for the cache gets a fixed name.
     named = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
@@ -217,7 +205,7 @@ class KernelCache:
     """The kernels of one function on disk, in place of a dispatcher's cache: see `KernelFiles`.
 
     ``reduce(kernel)`` gives an object that can be pickled, from which ``rebuild(target_context, payload)`` makes the
-    kernel. See `cached` for `name` and `digest`. Messages name the compiling `backend`.
+    kernel. See `compile_cached` for `name` and `digest`. Messages name the compiling `backend`.
     """
 
     def __init__(
@@ -245,11 +233,9 @@ class KernelCache:
         self._files.save(self._file(signature, kernel.codegen), lambda: dumps(self._reduce(kernel)))
 
     def _file(self, signature: Any, codegen: Any) -> str:
-        # Python callers pass a signature, compiled callers a tuple of types: both find the same file.
-        types = getattr(signature, "args", signature)
         settings = [repr(getattr(config, name, None)) for name in _SETTINGS]
         parts = (
-            self._digest, str(types), *map(str, codegen.magic_tuple()), *settings, numba.__version__,
+            self._digest, str(signature), *map(str, codegen.magic_tuple()), *settings, numba.__version__,
             llvmlite.__version__, sys.version,
         )  # fmt: skip
         return f"{self._name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"

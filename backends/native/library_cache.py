@@ -258,7 +258,6 @@ def _build(libraries: Mapping[Path, Library], meanwhile: Callable[[], object]) -
                 if place.parent.exists():
                     place.parent.rename(private / f"{folder.name}-damaged")
                 finished.rename(place.parent)
-            cache.sync(root)
         finally:
             shutil.rmtree(private, ignore_errors=True)
         _raise_failure(libraries)
@@ -283,9 +282,8 @@ def _processors() -> int:
 
 
 def _put(path: Path) -> None:
-    """Write a built library to disk, durably, with its record beside it."""
+    """Write the record of a built library beside it."""
     path.chmod(0o700)
-    cache.sync(path)
     record = {path.name: [path.stat().st_size, cache.digest_of(path)]}
     cache.write(path.with_name(_RECORD), json.dumps(record).encode())
 

@@ -39,7 +39,7 @@ def folder() -> Path:
 
 def cuda_file(version: str, architectures: Iterable[str]) -> str:
     """The name of the CUDA library for architectures and the major version of CUDA."""
-    return f"{_CUDA}{_major(version)}-{'-'.join(architectures)}.so"
+    return f"{_CUDA}{version.partition('.')[0]}-{'-'.join(architectures)}.so"
 
 
 def cpu_library() -> Found:
@@ -61,7 +61,7 @@ def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found
     for file in files:
         name, *architectures = file.name.removesuffix(".so").split("-")
         foreign = [f"{major}.{minor}" for major, minor in devices if not _runs(architectures, (major, minor))]
-        if name != f"{_CUDA}{_major(version)}":
+        if name != f"{_CUDA}{version.partition('.')[0]}":
             reasons.append(f"{file.name} is not for CUDA {version}, which PyTorch uses: install a wheel for it")
         elif foreign:
             reasons.append(f"{file.name} does not run on devices of compute capability {', '.join(foreign)}")
@@ -88,7 +88,3 @@ def _runs(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
         if (major == capability[0] and minor <= capability[1]) or (ptx and (major, minor) <= capability):
             return True
     return False
-
-
-def _major(version: str) -> str:
-    return version.partition(".")[0]

@@ -73,17 +73,12 @@ def folder(*names: str, create: bool) -> Path:
                     f"{path}: expected a folder; remove it, or set MULTISAMPLE_CACHE_DIR to another folder"
                 )
             _check_owner(path, status)
-    except FileNotFoundError:
-        if create:
-            raise CacheError(_cannot_write(path, "No such file or directory")) from None
-        raise
     except OSError as error:
-        raise CacheError(_cannot_write(path, error.strerror or str(error))) from error
+        if isinstance(error, FileNotFoundError) and not create:
+            raise
+        reason = error.strerror or error
+        raise CacheError(f"{path}: {reason}; set MULTISAMPLE_CACHE_DIR to a folder that can be written to") from error
     return path
-
-
-def _cannot_write(path: Path, reason: str) -> str:
-    return f"{path}: {reason}; set MULTISAMPLE_CACHE_DIR to a folder that can be written to"
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
@@ -120,7 +115,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, payload: bytes) -> None:
-    """Replace the file `path` atomically, so that a crash or a full disk never leaves a partial file.
+    """Replace the file `path` atomically, so that a killed process or a full disk never leaves a partial file.
 
     CacheError if it cannot be written. The old file then stays.
     """
@@ -129,23 +124,11 @@ def write(path: Path, payload: bytes) -> None:
         try:
             with open(_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
-                file.flush()
-                os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        sync(path.parent)
     except OSError as error:
         raise CacheError(f"{path}: {error.strerror or error}") from error
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _open(path: Path, flags: int) -> int:

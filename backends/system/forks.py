@@ -1,21 +1,39 @@
-"""Whether this process is a forked child.
+"""Forked children, which have only the thread that forked.
 
-PyTorch's threads are those of GNU OpenMP, which keeps a pool of them for each thread that starts parallel work. A
-forked child inherits the pool of the thread that forked, without the threads in the pool. Parallel work in the child
-would wait for these threads forever.
+A lock that another thread held would stay locked forever in a child. So a fork first acquires Numba's compiler lock:
+otherwise the child of a compiling process could never compile.
+
+PyTorch's threads are those of GNU OpenMP, which keeps a pool of them for each thread that starts parallel work. A child
+inherits the pool of the thread that forked, without the threads in the pool. Parallel work in the child would wait for
+these threads forever.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 # Linux's flag PF_FORKNOEXEC.
 _FORKED_WITHOUT_EXEC = 0x40
 
+_process = os.getpid()
 
+# Numba's lock, once for each fork that holds it or waits for it.
+_held: list[Any] = []
+
+
+def is_forked() -> bool:
+    """Whether this process began by a fork."""
+    return os.getpid() != _process or _began_by_fork()
+
+
+@functools.cache
 def _began_by_fork() -> bool:
-    """Whether Linux started this process by a fork, and it has executed no program since."""
+    """Whether Linux started the process that imported this module by a fork, and it has executed no program since."""
     try:
         # The program's name, in parentheses, may have any characters.
         fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -24,17 +42,18 @@ def _began_by_fork() -> bool:
         return False
 
 
-_forked = _began_by_fork()
+def _acquire() -> None:
+    module = sys.modules.get("numba.core.compiler_lock")
+    lock = getattr(module, "global_compiler_lock", None)  # None while another thread imports the module.
+    if lock is not None:
+        _held.append(lock)  # Before the lock: a signal handler may raise right after acquire().
+        lock.acquire()
 
 
-def is_forked() -> bool:
-    """Whether this process began by a fork."""
-    return _forked
+def _release() -> None:
+    if _held:
+        with contextlib.suppress(RuntimeError):  # A signal handler raised before acquire().
+            _held.pop().release()
 
 
-def _set_forked() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_set_forked)
+os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_release)

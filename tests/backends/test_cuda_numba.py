@@ -61,7 +61,8 @@ def test_all_words_give_the_known_sums_and_correctly_rounded_radii(numba: Any) -
     # `radius` with another square root.
     function = radius_f32.py_func
     assert "sqrt" in function.__code__.co_names
-    other = types.FunctionType(function.__code__, {**function.__globals__, "sqrt": rounded}, "rounded_radius")
+    names = {**function.__globals__, "sqrt": rounded}
+    other = types.FunctionType(function.__code__, names, "rounded_radius", None, function.__closure__)
     rounded_radius = njit(forceinline=True)(other)
 
     # The options with which the backend compiles its kernels.

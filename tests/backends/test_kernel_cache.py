@@ -41,7 +41,7 @@ from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.native import toolchain
-from multisample.backends.system import cache, numba_lock_at_fork, sources
+from multisample.backends.system import cache, forks, sources
 
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 # Seconds after which a process counts as hanging.
@@ -236,14 +236,6 @@ except multisample.BackendUnavailableError as error:
     run = run_python("-c", program, folder=tmp_path, PYTHONPATH=str(tmp_path), MULTISAMPLE_CACHE_DIR=cache_dir)
     assert f"{file} has changed since this process imported multisample" in run.stdout
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_compiled_caller_loads_the_kernel_that_python_compiled(root: Path, compiled: Callable[[], int]) -> None:
-    successor()
-    callee = compilation.cached(lambda x: x + 1, "test-successor", "digest")
-    caller = compilation.cached(lambda x: callee(x) + 1, "test-caller", "digest")
-    assert caller.compile(types.int64(types.int64))(40) == 42
-    assert compiled() == 2
 
 
 Kernels = Callable[..., None]
@@ -513,8 +505,8 @@ def test_a_fork_whose_hook_was_interrupted_releases_the_lock(is_acquired: bool, 
     compiler_lock = SimpleNamespace(acquire=interrupted_acquire, release=lock.release)
     monkeypatch.setitem(sys.modules, "numba.core.compiler_lock", SimpleNamespace(global_compiler_lock=compiler_lock))
     with pytest.raises(KeyboardInterrupt):
-        numba_lock_at_fork._acquire()
-    numba_lock_at_fork._release()
+        forks._acquire()
+    forks._release()
     acquired: list[bool] = []
     thread = threading.Thread(target=lambda: acquired.append(lock.acquire(blocking=False)))
     thread.start()

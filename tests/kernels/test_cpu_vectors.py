@@ -3,7 +3,6 @@
 import json
 import platform
 from pathlib import Path
-from typing import Any
 
 import pytest
 from numba import types
@@ -11,7 +10,7 @@ from processes import run_python
 from tables import slow_but
 
 import multisample
-from multisample.backends.kernels.compilation import cached
+from multisample.backends.kernels.compilation import compile_cached
 from multisample.backends.kernels.cpu import kernel, moments
 from multisample.backends.system import cache
 
@@ -43,10 +42,8 @@ def machine_code(kind: str) -> str:
         parameters = (types.Array(types.uint64, 1, "C"), VECTOR, VECTOR, sums, *words)
     else:
         function, parameters = double_all, (VECTOR,)
-    dispatcher: Any = cached(function, f"test-{kind}", "digest")
-    dispatcher.compile(types.void(*parameters))
-    (code,) = dispatcher.inspect_asm().values()
-    return str(code)
+    compiled = compile_cached(types.void(*parameters), function, f"test-{kind}", "digest")
+    return str(compiled.library.get_asm_str())
 
 
 def counts(kind: str) -> tuple[int, int, int]:
@@ -100,5 +97,5 @@ def test_cached_kernels_count_no_references(monkeypatch: pytest.MonkeyPatch, tmp
     # Positive control: a kernel that does count references names NRT functions.
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path))
     for _ in range(2):
-        cached(double_all, "test-counting", "digest", allocates=True).compile(types.void(VECTOR))
+        compile_cached(types.void(VECTOR), double_all, "test-counting", "digest", allocates=True)
     assert b"NRT_" in loaded[-1]

@@ -19,7 +19,7 @@ import pytest
 from forks import forked, in_forks
 from numba import njit, types
 
-from multisample.backends.kernels.compilation import cached, compile_cached
+from multisample.backends.kernels.compilation import callee, compile_cached
 from multisample.backends.kernels.cpu import helper_threads
 from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire
 
@@ -48,7 +48,7 @@ def visit(arguments, index):  # type: ignore[no-untyped-def]
     fetch_add(visits, index, 1)
 
 
-visit_compiled = cached(visit, "test-visit", "digest")
+visit_compiled = callee(visit, "test-visit")
 
 
 def visit_all(visits, arrived, together, count, number):  # type: ignore[no-untyped-def]
@@ -92,7 +92,7 @@ def wait_for_helpers(pool: Pool) -> None:
 
 def visits(kernel: Callable[..., None], count: int, number: int, together: int = 0) -> list[int]:
     counts, arrived = np.zeros(max(count, 1), np.int64), np.zeros(1, np.int64)
-    helper_threads.prepare_helpers(number)
+    helper_threads.find_threads()
     kernel(counts, arrived, together, count, number)
     return counts[:count].tolist()
 
@@ -193,7 +193,7 @@ def no_new_threads() -> Iterator[None]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory that the system obeys")
 def test_a_call_succeeds_if_threads_cannot_be_started(kernel: Callable[..., None], pool: Pool) -> None:
-    helper_threads.prepare_helpers(4)  # Compiles a kernel, which takes memory.
+    helper_threads.find_threads()  # Compiles a kernel, which takes memory.
     with no_new_threads():
         counts = visits(kernel, 10, 4)
     assert counts == [1] * 10

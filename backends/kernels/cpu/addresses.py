@@ -15,43 +15,31 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, compile_cached, inline
 from multisample.backends.kernels.stream.rounding import WIDENING
 
-from .intrinsics import emit_array, emit_entry
+from .intrinsics import emit_array, emit_default_floats, emit_restore_floats
 
 _WORD = ir.IntType(64)
 
 
 @intrinsic
-def word_at(typingctx: Any, address: Any) -> Any:
+def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any, stride: Any = None) -> Any:
+    """The `length` numbers of type `dtype` at an address as an array.
+
+    With a `stride` in bytes, the address may be unaligned.
+    """
+    options = {"layout": "A", "aligned": False} if stride else {"layout": "C"}
+    result = types.Array(dtype.dtype, 1, **options)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = builder.inttoptr(args[0], context.get_data_type(dtype.dtype).as_pointer())
+        return emit_array(context, builder, result, data, args[1], args[3] if stride else None)
+
+    return result(types.int64, types.int64, dtype, types.int64 if stride else types.none), codegen
+
+
+@inline
+def word_at(address):
     """The int64 at an address, which need not be aligned."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.inttoptr(args[0], _WORD.as_pointer()), align=1)
-
-    return types.int64(types.int64), codegen
-
-
-@intrinsic
-def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any) -> Any:
-    """The `length` numbers of type `dtype` at an address as an array."""
-    result = types.Array(dtype.dtype, 1, "C")
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = builder.inttoptr(args[0], context.get_data_type(dtype.dtype).as_pointer())
-        return emit_array(context, builder, result, data, args[1])
-
-    return result(types.int64, types.int64, dtype), codegen
-
-
-@intrinsic
-def vector_at(typingctx: Any, address: Any, length: Any, stride: Any, dtype: Any) -> Any:
-    """As `numbers_at`, with a stride in bytes. The address may be unaligned."""
-    result = types.Array(dtype.dtype, 1, "A", aligned=False)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = builder.inttoptr(args[0], context.get_data_type(dtype.dtype).as_pointer())
-        return emit_array(context, builder, result, data, args[1], args[2])
-
-    return result(types.int64, types.int64, types.int64, dtype), codegen
+    return numbers_at(address, 1, np.int64, 8)[0]
 
 
 @intrinsic
@@ -67,19 +55,37 @@ def call_c(typingctx: Any, function: Any, *arguments: Any) -> Any:
 
 
 @intrinsic
-def c_function(typingctx: Any, function: Any) -> Any:
+def c_function(typingctx: Any, function: Any, arguments: Any = None) -> Any:
     """The address of a C function that calls the compiled ``function(word)``, which returns a word and must not raise.
+
+    With `arguments`, a tuple, the C function takes the address of such a tuple, as by `stack_copy`, and an index. It
+    calls ``function(tuple, index)``. It returns 0 if the compiled function returns nothing.
 
     The C function needs no interpreter, and computes with the settings of `intrinsics.default_floats`. It lives as long
     as the compiled function that contains this call.
     """
-    parameters = (types.int64,)
+    parameters = (types.int64,) if arguments is None else (arguments, types.int64)
     function.dispatcher.compile(parameters)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return emit_entry(context, builder, function, parameters)
+        compiled = function.dispatcher.overloads[parameters]
+        context.active_code_library.add_linking_library(compiled.library)
+        callee = context.declare_function(builder.module, compiled.fndesc)
+        kind = ir.FunctionType(_WORD, [_WORD] * len(parameters))
+        entry = ir.Function(builder.module, kind, builder.module.get_unique_name("entry"))
+        entry.linkage = "internal"
+        body = ir.IRBuilder(entry.append_basic_block())
+        before = emit_default_floats(body)
+        first, *rest = entry.args
+        if arguments is not None:
+            first = body.load(body.inttoptr(first, context.get_value_type(arguments).as_pointer()))
+        returned = compiled.signature.return_type
+        _, result = context.call_conv.call_function(body, callee, returned, parameters, [first, *rest])
+        emit_restore_floats(body, before)
+        body.ret(result if returned == types.int64 else _WORD(0))
+        return builder.ptrtoint(entry, _WORD)
 
-    return types.int64(function), codegen
+    return types.int64(function, types.none if arguments is None else arguments), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -22,7 +22,7 @@ from multisample.backends.launch import Launch, Operation, runs_down, type_name
 from .addresses import c_address, call_c, numbers_at, symbol
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
 from .gradient import gradient_function
-from .helper_threads import find_threads, for_each, starting_kernel, threads_for
+from .helper_threads import find_threads, for_each, starting_function, threads_for
 from .intrinsics import stack_array, stack_copy
 from .kernel import call_window, settings_kernel, value_kernel, window_kernel
 from .moments import moments_function
@@ -40,8 +40,6 @@ llvmlite.binding.add_symbol("multisample_cpu_reader", _reader.ctypes.data)
 _NUMBER, _, _, _FLOAT32, _FLOAT64 = map(int, tuple(ElementType)[:5])
 # Rows whose mu and sigma are converted at a time.
 _BAND = 1 << 11
-
-_REALS = ("float32", "float64")
 
 
 @inline
@@ -217,9 +215,9 @@ def kernels() -> list[Callable[[], Any]]:
     flags = False, True
     return [
         *(functools.partial(window_kernel, *kind) for kind in itertools.product(MATRIX_TYPES, flags, flags, flags)),
-        *(functools.partial(value_kernel, real, weighted) for real in _REALS for weighted in flags),
+        *(functools.partial(value_kernel, real, weighted) for real in ("float32", "float64") for weighted in flags),
         *(functools.partial(settings_kernel, restores) for restores in flags),
-        starting_kernel,
+        starting_function,
         *(functools.partial(_address, operation, dtype) for operation in _FUNCTIONS for dtype in MATRIX_TYPES),
         functools.partial(_address, Operation.sample, ""),
     ]

@@ -2,7 +2,7 @@
 
 The noise is drawn again, by tiles. A row is cut into segments of a fixed length, and the order of its sums depends on
 the launch alone, so that any number of threads gives the same bits. Float32 sums have at most 16 terms before they are
-added to a float64 sum. Without an address for grad_sigma, no noise is drawn.
+added to a float64 sum.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline
-from multisample.backends.kernels.stream.arithmetic import fma, to_float64
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import WIDENING, unchanged
-from multisample.backends.kernels.stream.vectors import in_every_lane, lane_numbers, lane_sum, select
+from multisample.backends.kernels.stream.vectors import converted, in_every_lane, lane_numbers, lane_sum, select
 
 from .addresses import copier, numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, numbers_of
@@ -59,7 +59,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
     @inline
     def add_vectors(totals, r, run, convert, z, place, count):
         """Add the sums of a run, which is at least a vector, to those of row `r`."""
-        total, products = to_float64(filled(number(0))), to_float64(filled(number(0)))
+        total, products = converted(filled(number(0)), np.float64), converted(filled(number(0)), np.float64)
         for begin in range(0, count, _CHAIN * lanes):
             p, q = filled(number(0)), filled(number(0))
             for k in range(begin, min(count, begin + _CHAIN * lanes), lanes):
@@ -69,7 +69,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 if at < k:
                     g = select(lane_numbers(np.int64, lanes) > filled(k - at - 1), g, filled(number(0)))
                 p, q = p + g, fma(g, load_vector(z, place + at, lanes), q)
-            total, products = total + to_float64(p), products + to_float64(q)
+            total, products = total + converted(p, np.float64), products + converted(q, np.float64)
         totals[r] += lane_sum(total)
         totals[most_places + r] += lane_sum(products)
 
@@ -85,32 +85,30 @@ def _part_function(dtype: str) -> Callable[..., Any]:
             add_vectors(totals, r, x, unchanged, z, place, max(count, lanes))
 
     @inline
-    def sum_shared(totals, source, row_stride, column_stride, rows, columns, position, stream, antithetic, draws):
+    def sum_shared(totals, source, row_stride, column_stride, rows, columns, position, stream, antithetic):
         """The sums of shared noise."""
         width = 8 if antithetic else 4
         place, first, z = position % width, position // width, stack_array(shared_noise, number)
-        blocks = (place + columns + width - 1) // width if draws else 0
+        blocks = (place + columns + width - 1) // width
         words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
         for t in range(0, blocks, most_blocks):
             part = min(most_blocks, blocks - t)
             lay_out(layout, first + t, part, part, stream)
             draw_row(words, layout, 0, part, stream)
             put_normals(z, width * t, words, part, antithetic, z)
-        if not draws:
-            clear(z, 0, shared_noise)
         store_vector(z, place + columns, filled(number(0)))
         if row_stride == size and rows >= lanes:
             for v in range(0, rows, lanes):
                 # The last vector ends where the rows end.
                 r = min(v, rows - lanes)
-                total, products = to_float64(filled(number(0))), to_float64(filled(number(0)))
+                total, products = converted(filled(number(0)), np.float64), converted(filled(number(0)), np.float64)
                 for begin in range(0, columns, _CHAIN):
                     p, q = filled(number(0)), filled(number(0))
                     for c in range(begin, min(columns, begin + _CHAIN)):
                         run = numbers_at(source + r * size + c * column_stride, lanes, element)
                         g = widen(load_vector(run, 0, lanes))
                         p, q = p + g, fma(g, filled(z[place + c]), q)
-                    total, products = total + to_float64(p), products + to_float64(q)
+                    total, products = total + converted(p, np.float64), products + converted(q, np.float64)
                 store_vector(totals, r, total)
                 store_vector(totals, most_places + r, products)
         else:
@@ -119,7 +117,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 add_run(totals, r, x, source + r * row_stride, column_stride, z, place, columns)
 
     @inline
-    def sum_along(totals, source, row_stride, column_stride, rows, columns, i, position, stream, antithetic, draws):
+    def sum_along(totals, source, row_stride, column_stride, rows, columns, i, position, stream, antithetic):
         """The sums where vectors hold columns."""
         width = 8 if antithetic else 4
         skip, first = position % width, position // width
@@ -127,22 +125,18 @@ def _part_function(dtype: str) -> Callable[..., Any]:
         tile_rows = max(1, min(rows, most_blocks // blocks))
         words, layout = stack_array(words_length, word_type), stack_array(layout_length, np.uint64)
         z, x = stack_array(noise, number), stack_array(noise, number)
-        if not draws:
-            clear(z, 0, noise)
         for t in range(0, blocks, most_blocks):
             part = min(most_blocks, blocks - t)
             left, right = max(0, width * t - skip), min(columns, width * (t + part) - skip)
             count, shift = right - left, left + skip - width * t
-            if draws:
-                lay_out(layout, first + t, part, tile_rows * part, stream)
+            lay_out(layout, first + t, part, tile_rows * part, stream)
             for r in range(0, rows, tile_rows):
                 height, at = min(tile_rows, rows - r), source + r * row_stride + left * column_stride
-                if draws and tile_rows == 1:
+                if tile_rows == 1:
                     draw_row(words, layout, i + r, part, stream)
-                elif draws:
+                else:
                     draw_rows(words, layout, i + r, height * part, stream)
-                if draws:
-                    put_normals(z, 0, words, height * part, antithetic, x)
+                put_normals(z, 0, words, height * part, antithetic, x)
                 # A vector also reads normals behind a run, and multiplies them by zero.
                 store_vector(z, height * part * width, filled(number(0)))
                 for k in range(height):
@@ -150,7 +144,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                     add_run(totals, r + k, x, at + k * row_stride, column_stride, z, place, count)
 
     @inline
-    def sum_down(totals, source, row_stride, column_stride, rows, columns, i, position, stream, antithetic, draws):
+    def sum_down(totals, source, row_stride, column_stride, rows, columns, i, position, stream, antithetic):
         """The sums where vectors hold rows, at least one vector of them."""
         width = 8 if antithetic else 4
         skip, first, of_pair, of_normal = position % width, position // width, width // 2, width // 4
@@ -164,8 +158,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 store_vector(parts, place, filled(number(0)))
                 store_vector(parts, most_places + place, filled(number(0)))
             for b in range(g, last):
-                if draws:
-                    draw_block(words, first + b, i, rows, stream, True)
+                draw_block(words, first + b, i, rows, stream, True)
                 for pair in range(2):
                     c = width * b - skip + of_pair * pair
                     if c + of_pair <= 0 or c >= columns:
@@ -178,7 +171,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                             clear(column, 0, rows)
                     for place in range(0, rows, lanes):
                         r = min(place, rows - lanes)
-                        normals = pair_at(words, pair, r) if draws else (filled(number(0)), filled(number(0)))
+                        normals = pair_at(words, pair, r)
                         p, s = load_vector(parts, place, lanes), load_vector(parts, most_places + place, lanes)
                         for n in range(2):
                             column = load_vector(x, n * of_normal * most_places + r, lanes)
@@ -191,7 +184,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
             for place in range(0, rows, lanes):
                 for k in range(2):
                     at = k * most_places + place
-                    total = to_float64(load_vector(parts, at, lanes))
+                    total = converted(load_vector(parts, at, lanes), np.float64)
                     if g > 0:
                         total = load_vector(sums, at, lanes) + total
                     if last == blocks:
@@ -214,15 +207,14 @@ def _part_function(dtype: str) -> Callable[..., Any]:
         left, right = max(0, segment * _SEGMENT - skip), min(columns, (segment + 1) * _SEGMENT - skip)
         source = launch[WORD.matrix] + b * launch[WORD.matrix_step] + top * row_stride + left * column_stride
         stream, position, count = stream_of(np.uint64(seed), np.uint64(offset)), first_column + left, right - left
-        totals, draws = stack_array(both, np.float64), launch[WORD.second] != 0
+        totals = stack_array(both, np.float64)
         for r in range(height):
             totals[r] = totals[most_places + r] = 0.0
         band = (
             totals, source, row_stride, column_stride, height, count, first_row + top, position, stream, antithetic,
-            draws,
         )  # fmt: skip
         if is_shared:
-            sum_shared(totals, source, row_stride, column_stride, height, count, position, stream, antithetic, draws)
+            sum_shared(totals, source, row_stride, column_stride, height, count, position, stream, antithetic)
         elif rows >= _MANY_ROWS and (row_stride == size or columns <= _FEW_COLUMNS):
             sum_down(*band)
         else:
@@ -234,7 +226,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                 sums = numbers_at(at, height, np.float64)
                 for r in range(height):
                     sums[r] = totals[k * most_places + r]
-            elif to != 0:
+            else:
                 result = numbers_at(to + b * launch[WORD.result_step] + top * real_size, height, number)
                 for r in range(height):
                     result[r] = number(totals[k * most_places + r])
@@ -243,7 +235,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
 
 
 def gradient_function(dtype: str) -> Callable[..., Any]:
-    """The gradient of matrices of type `dtype`, of any strides. Either result may be absent."""
+    """The gradient of matrices of type `dtype`, of any strides."""
     sum_part = callee(_part_function(dtype), f"cpu-sum_part_{dtype}_gradient")
     real = MATRIX_TYPES[dtype].computing
     number, most_rows = getattr(np, real), tile_of(real).places
@@ -269,8 +261,6 @@ def gradient_function(dtype: str) -> Callable[..., Any]:
             for b in range(batch):
                 for k in range(2):
                     to = launch[WORD.second if k else WORD.first]
-                    if to == 0:
-                        continue
                     result = numbers_at(to + b * launch[WORD.result_step], rows, number)
                     for r in range(rows):
                         total = 0.0

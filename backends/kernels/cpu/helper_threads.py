@@ -19,18 +19,17 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
 import numpy as np
 from numba import types
 
-from multisample.backends.kernels.compilation import callee, compile_cached, inline, source_digest
+from multisample.backends.kernels.compilation import callee, inline, source_digest
 from multisample.backends.system.threads import STACK_SIZE, configured_threads
 
-from .addresses import c_function, numbers_at, symbol
-from .intrinsics import call_entry, compare_exchange, entry_address, fetch_add, load_acquire, stack_array, stack_copy
+from .addresses import c_address, c_function, call_c, numbers_at, symbol
+from .intrinsics import compare_exchange, fetch_add, load_acquire, stack_array, stack_copy
 
 # 64-bit numbers in a cache line.
 _LINE = 8
@@ -40,7 +39,7 @@ _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
 # States. Any other number is the address of the call that has taken the record: the helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
-# The cache line before the records: the `entry_address` of a function that starts a helper, and how many helpers all
+# The cache line before the records: the C function that starts a helper, and how many helpers all
 # running calls want together.
 _START, _WANTED, _FIRST = 0, 1, _LINE
 _POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
@@ -96,10 +95,10 @@ def for_each(function, arguments, count, threads):
     """Call ``function(arguments, index)`` for each index below `count`, on up to `threads` threads with this one.
 
     `arguments` is a tuple. Returns when every call has returned. `function` must not raise. C functions
-    may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `prepare_helpers` first.
+    may use this: it needs neither the GIL nor a Python thread. For more than one thread, call `find_threads` first.
     """
     pool = numbers_at(numbers_at(symbol("multisample_cpu_threads"), 2, np.int64)[_POOL], _POOL_LENGTH, np.int64)
-    _share(entry_address(function, arguments), stack_copy(arguments), count, threads, pool)
+    _share(c_function(function, arguments), stack_copy(arguments), count, threads, pool)
 
 
 @inline
@@ -107,7 +106,7 @@ def _share(entry, arguments, count, threads, pool):
     threads = max(1, min(threads, count, _MOST_HELPERS + 1))
     if threads == 1:
         for index in range(count):
-            call_entry(entry, arguments, index)
+            call_c(entry, arguments, index)
         return
     call = stack_array(_CALL, np.int64)
     call[_ENTRY], call[_ARGUMENTS] = entry, arguments
@@ -136,7 +135,7 @@ def _work(call, number):
             index = fetch_add(call, _BEGUN + part * _LINE, 1)
             if index >= end:
                 break
-            call_entry(call[_ENTRY], call[_ARGUMENTS], index)
+            call_c(call[_ENTRY], call[_ARGUMENTS], index)
 
 
 @inline
@@ -169,7 +168,7 @@ def _run(call, pool):
                 break
             if can_start and compare_exchange(pool, helper + _STATE, _NO_THREAD, address):
                 pool[helper + _NUMBER] = helpers + 1
-                call_entry(pool[_START], stack_copy((pool,)), helper)
+                call_c(pool[_START], pool.ctypes.data + 8 * helper)
                 can_start = load_acquire(pool, helper + _STATE) != _NO_THREAD
                 helpers += can_start
         elif state == _FREE and compare_exchange(pool, helper + _STATE, _FREE, address):
@@ -211,47 +210,35 @@ def _serve(address):
 
 
 @functools.cache
-def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
-    """``kernel(pool)`` is the `entry_address` of a function ``start((pool,), helper)``.
+def starting_function() -> int:
+    """The address of a C function that starts the thread of the helper whose record, at its argument, a call has taken.
 
-    It starts the thread of a helper whose record a call has taken. If the system cannot start a thread, the state of
-    the record is _NO_THREAD again.
+    If the system cannot start a thread, the state of the record is _NO_THREAD again.
     """
     serve = callee(_serve, "cpu-serve")
 
-    def start(arguments, helper):
-        (pool,) = arguments
+    def start(address):
+        helper = numbers_at(address, _LINE, np.int64)
         thread, attributes = stack_array(1, np.int64), stack_array(_SET, np.int64)
         blocked, before = stack_array(_SET, np.int64), stack_array(_SET, np.int64)
-        if pool[helper + _LOCK] == 0:
-            pool[helper + _LOCK] = _allocate_lock()
-        pool[helper + _PROCESS] = _process()
+        if helper[_LOCK] == 0:
+            helper[_LOCK] = _allocate_lock()
+        helper[_PROCESS] = _process()
         error = -1
-        if pool[helper + _LOCK] != 0 and _create_attributes(attributes.ctypes.data) == 0:
+        if helper[_LOCK] != 0 and _create_attributes(attributes.ctypes.data) == 0:
             _fill_signals(blocked.ctypes.data)
             for fault in _FAULTS:
                 _remove_signal(blocked.ctypes.data, fault)
             if _set_stack_size(attributes.ctypes.data, STACK_SIZE) == 0:
                 # The new thread has the signal mask of this one.
                 _block_signals(_SIG_SETMASK, blocked.ctypes.data, before.ctypes.data)
-                error = _create_thread(
-                    thread.ctypes.data, attributes.ctypes.data, c_function(serve), pool.ctypes.data + 8 * helper
-                )
+                error = _create_thread(thread.ctypes.data, attributes.ctypes.data, c_function(serve), address)
                 _block_signals(_SIG_SETMASK, before.ctypes.data, 0)
             _destroy_attributes(attributes.ctypes.data)
         if error != 0:
-            fetch_add(pool, helper + _STATE, _NO_THREAD - load_acquire(pool, helper + _STATE))
+            fetch_add(helper, _STATE, _NO_THREAD - load_acquire(helper, _STATE))
 
-    compiled = callee(start, "cpu-start")
-
-    def starting_entry(pool):
-        return entry_address(compiled, (pool,))
-
-    result = compile_cached(
-        types.int64(types.Array(types.int64, 1, "C")), starting_entry, "cpu-starting", source_digest()
-    )
-    kernel: Callable[[Any], int] = result.entry_point
-    return kernel
+    return c_address(start, "cpu-start", source_digest())
 
 
 def _new_pool() -> np.ndarray[Any, Any]:
@@ -268,10 +255,8 @@ _pool = _new_pool()
 
 def _forget() -> None:
     global _pool
-    was_prepared = _pool[_START] != 0
-    _pool = _new_pool()
-    if was_prepared:
-        prepare_helpers(_MOST_HELPERS)
+    start, _pool = _pool[_START], _new_pool()
+    _pool[_START] = start
 
 
 # The child gets a new pool. If an earlier fork hook drew in the child, its helpers keep the old pool.
@@ -280,16 +265,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def find_threads() -> None:
-    """Read anew how many threads a call may have that sets no number, such as XLA's."""
-    _shared[_MOST] = configured_threads()
-    prepare_helpers(_MOST_HELPERS)  # Other calls set a number, which may be larger.
-
-
-def prepare_helpers(most: int) -> None:
-    """Prepare for calls of up to `most` threads.
+    """Read anew how many threads a call may have that sets no number, such as XLA's, and prepare helpers for all calls.
 
     All calls share the helpers, which never end. A call starts those that it lacks, up to the number that all running
     calls want together, and 255 is the maximum.
     """
-    if most > 1 and not _pool[_START]:
-        _pool[_START] = starting_kernel()(_pool)
+    _shared[_MOST] = configured_threads()
+    if not _pool[_START]:
+        _pool[_START] = starting_function()

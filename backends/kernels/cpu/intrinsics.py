@@ -1,4 +1,4 @@
-"""CPU intrinsics that Numba lacks: contiguous views, vectors, prefetches, the stack, atomics, calls by address."""
+"""CPU intrinsics that Numba lacks: views, vectors, prefetches, the stack, atomics, settings of floating point."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ from numba.extending import intrinsic
 from multisample.backends.kernels.stream.vectors import Vector
 
 
-@intrinsic
-def contiguous(typingctx: Any, row: Any) -> Any:
-    """`row` as an array with unit stride, which the caller guarantees.
-
-    LLVM then makes vector stores of neighbouring elements.
-    """
-    result = row.copy(layout="C")
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return impl_ret_borrowed(context, builder, signature.return_type, args[0])
-
-    return result(row), codegen
+def _address(context: Any, builder: Any, array: Any, args: Any, element: Any = None) -> Any:
+    """The address of an element of an array of unit stride, the first two `args`, as a pointer to `element`."""
+    address = builder.gep(context.make_array(array)(context, builder, args[0]).data, [args[1]])
+    return builder.bitcast(address, element.as_pointer()) if element else address
 
 
 @intrinsic
@@ -36,8 +28,7 @@ def fetch_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(array)(context, builder, args[0]).data
-        return builder.atomic_rmw("add", builder.gep(data, [args[1]]), args[2], "acq_rel")
+        return builder.atomic_rmw("add", _address(context, builder, array, args), args[2], "acq_rel")
 
     return array.dtype(array, types.intp, array.dtype), codegen
 
@@ -50,8 +41,7 @@ def compare_exchange(typingctx: Any, array: Any, index: Any, expected: Any, valu
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(array)(context, builder, args[0]).data
-        result = builder.cmpxchg(builder.gep(data, [args[1]]), args[2], args[3], "acq_rel", "acquire")
+        result = builder.cmpxchg(_address(context, builder, array, args), args[2], args[3], "acq_rel", "acquire")
         return builder.extract_value(result, 1)
 
     return types.boolean(array, types.intp, array.dtype, array.dtype), codegen
@@ -62,9 +52,8 @@ def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
     """An element of `array` that other threads change by atomic operations. `array` has unit stride."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(array)(context, builder, args[0]).data
         size = context.get_abi_sizeof(context.get_data_type(array.dtype))
-        return builder.load_atomic(builder.gep(data, [args[1]]), "acquire", size)
+        return builder.load_atomic(_address(context, builder, array, args), "acquire", size)
 
     return array.dtype(array, types.intp), codegen
 
@@ -89,12 +78,6 @@ def run_from(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -
     return instead(matrix, types.intp, types.intp, instead), codegen
 
 
-def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, element: Any) -> Any:
-    """The address of an element of an array of unit stride, as a pointer to `element`."""
-    data = context.make_array(array)(context, builder, value).data
-    return builder.bitcast(builder.gep(data, [index]), element.as_pointer())
-
-
 @intrinsic(prefer_literal=True)
 def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
     """Prefetch ``array[index : index + length]`` for writing. The elements may lie outside the array.
@@ -104,7 +87,7 @@ def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(32)
-        address = _address(context, builder, array, args[0], args[1], ir.IntType(8))
+        address = _address(context, builder, array, args, ir.IntType(8))
         function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
         function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
         for line in range(0, length.literal_value * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
@@ -121,10 +104,10 @@ _X86_FLAGS = 0x8000 | 0x6000 | 0x0040
 _ARM_FLAGS = 1 << 24 | 3 << 22 | 1 << 19
 
 
-def _floats(builder: Any) -> tuple[Any, int, Callable[[Any], None]] | None:
+def _floats(builder: Any) -> tuple[Any, Any, Callable[[Any], object]]:
     """The thread's floating-point settings, the flags to clear, and a function that emits a change of the settings.
 
-    None for other processors.
+    Other processors keep their settings.
     """
     word, module, triple = ir.IntType(32), builder.module, str(builder.module.triple)
     if triple.startswith(("x86", "i386", "i686")):
@@ -134,38 +117,30 @@ def _floats(builder: Any) -> tuple[Any, int, Callable[[Any], None]] | None:
         builder.call(cgutils.get_or_insert_function(module, function_type, "llvm.x86.sse.stmxcsr"), [address])
 
         def load(value: Any) -> None:
-            builder.store(value, memory)
+            builder.store(builder.trunc(value, word), memory)
             builder.call(cgutils.get_or_insert_function(module, function_type, "llvm.x86.sse.ldmxcsr"), [address])
 
-        return builder.load(memory), _X86_FLAGS, load
+        return builder.zext(builder.load(memory), _WORD), _WORD(_X86_FLAGS), load
     if triple.startswith(("aarch64", "arm64")):
         get, put = ir.FunctionType(_WORD, []), ir.FunctionType(ir.VoidType(), [_WORD])
         settings = builder.call(cgutils.get_or_insert_function(module, get, "llvm.aarch64.get.fpcr"), [])
         setter = cgutils.get_or_insert_function(module, put, "llvm.aarch64.set.fpcr")
-        return settings, _ARM_FLAGS, lambda value: builder.call(setter, [value])
-    return None
+        return settings, _WORD(_ARM_FLAGS), lambda value: builder.call(setter, [value])
+    return _WORD(0), _WORD(0), lambda value: None
 
 
 def emit_default_floats(builder: Any) -> Any:
     """The code of `default_floats`."""
-    found = _floats(builder)
-    if found is None:
-        return _WORD(0)
-    settings, flags, load = found
-    kind = settings.type
-    with builder.if_then(builder.icmp_unsigned("!=", builder.and_(settings, kind(flags)), kind(0)), likely=False):
-        load(builder.and_(settings, kind(~flags)))
-    return settings if kind == _WORD else builder.zext(settings, _WORD)
+    settings, flags, load = _floats(builder)
+    with builder.if_then(builder.icmp_unsigned("!=", builder.and_(settings, flags), _WORD(0)), likely=False):
+        load(builder.and_(settings, builder.not_(flags)))
+    return settings
 
 
 def emit_restore_floats(builder: Any, before: Any) -> None:
     """The code of `restore_floats`."""
-    found = _floats(builder)
-    if found is None:
-        return
-    settings, flags, load = found
-    with builder.if_then(builder.icmp_unsigned("!=", builder.and_(before, _WORD(flags)), _WORD(0)), likely=False):
-        load(before if settings.type == _WORD else builder.trunc(before, settings.type))
+    # With a condition, LLVM would duplicate a whole kernel for both cases.
+    _floats(builder)[2](before)
 
 
 @intrinsic
@@ -182,11 +157,8 @@ def has_default_floats(typingctx: Any) -> Any:
     """Whether this thread has the settings of `default_floats`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        found = _floats(builder)
-        if found is None:
-            return cgutils.true_bit
-        settings, flags, _ = found
-        return builder.icmp_unsigned("==", builder.and_(settings, settings.type(flags)), settings.type(0))
+        settings, flags, _ = _floats(builder)
+        return builder.icmp_unsigned("==", builder.and_(settings, flags), _WORD(0))
 
     return types.boolean(), codegen
 
@@ -238,83 +210,23 @@ def stack_copy(typingctx: Any, value: Any) -> Any:
     return types.intp(value), codegen
 
 
-def emit_entry(context: Any, builder: Any, function: Any, parameters: Any, count: int = 1, values: Any = None) -> Any:
-    """Returns the address of a C function of `count` 64-bit arguments that calls a compiled function.
-
-    ``values(body, *words)`` gives the arguments of the compiled function, if they are not the words. Exceptions of that
-    function are ignored. The C function returns that function's result, or 0 for a result other than an int64. It
-    computes with the settings of `default_floats`.
-    """
-    compiled = function.dispatcher.overloads[parameters]
-    context.active_code_library.add_linking_library(compiled.library)
-    callee = context.declare_function(builder.module, compiled.fndesc)
-    entry_type = ir.FunctionType(_WORD, [_WORD] * count)
-    entry = ir.Function(builder.module, entry_type, builder.module.get_unique_name("entry"))
-    entry.linkage = "internal"
-    body = ir.IRBuilder(entry.append_basic_block())
-    before = emit_default_floats(body)
-    arguments = values(body, *entry.args) if values else entry.args
-    kind = compiled.signature.return_type
-    _, result = context.call_conv.call_function(body, callee, kind, parameters, arguments)
-    emit_restore_floats(body, before)
-    body.ret(result if kind == types.int64 else _WORD(0))
-    return builder.ptrtoint(entry, _WORD)
-
-
-@intrinsic
-def entry_address(typingctx: Any, function: Any, arguments: Any) -> Any:
-    """The address of code for `call_entry`, which calls ``function(arguments, index)``.
-
-    Numba compiles `function` for the types of `arguments`, a tuple. The code ignores exceptions of `function`.
-    """
-    parameters = arguments, types.intp
-    function.dispatcher.compile(parameters)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def values(body: Any, address: Any, index: Any) -> Any:
-            pointer = body.inttoptr(address, context.get_value_type(arguments).as_pointer())
-            return body.load(pointer), index
-
-        return emit_entry(context, builder, function, parameters, 2, values)
-
-    return types.intp(function, arguments), codegen
-
-
-@intrinsic
-def call_entry(typingctx: Any, entry: Any, arguments: Any, index: Any) -> Any:
-    """Run the code at `entry`, an `entry_address`, with the arguments that `stack_copy` stored at `arguments`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        entry_type = ir.FunctionType(_WORD, [_WORD] * 2)
-        builder.call(builder.inttoptr(args[0], entry_type.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.none(types.intp, types.intp, types.intp), codegen
-
-
 @intrinsic(prefer_literal=True)
-def load_vector(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
-    """``array[index : index + lanes]`` as a vector. `array` has unit stride, and `lanes` is a literal."""
-    result = Vector(array.dtype, lanes.literal_value)
+def load_vector(typingctx: Any, array: Any, index: Any, lanes: Any, count: Any = None) -> Any:
+    """``array[index : index + lanes]`` as a vector, or with `count` a tuple of so many adjacent vectors.
+
+    `array` has unit stride. `lanes` and `count` are literals.
+    """
+    vector = Vector(array.dtype, lanes.literal_value)
+    result = types.UniTuple(vector, count.literal_value) if count else vector
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_value_type(result)
-        return builder.load(_address(context, builder, array, args[0], args[1], kind), align=1)
-
-    return result(array, types.intp, lanes), codegen
-
-
-@intrinsic(prefer_literal=True)
-def load_vectors(typingctx: Any, array: Any, index: Any, lanes: Any, count: Any) -> Any:
-    """A tuple of `count` adjacent vectors, as by `load_vector`. `count` is a literal."""
-    result = types.UniTuple(Vector(array.dtype, lanes.literal_value), count.literal_value)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first = _address(context, builder, array, args[0], args[1], context.get_value_type(result.dtype))
-        places = [builder.gep(first, [ir.IntType(64)(k)]) for k in range(result.count)]
+        first = _address(context, builder, array, args, context.get_value_type(vector))
+        if count is None:
+            return builder.load(first, align=1)
+        places = [builder.gep(first, [_WORD(k)]) for k in range(result.count)]
         return context.make_tuple(builder, result, [builder.load(place, align=1) for place in places])
 
-    return result(array, types.intp, lanes, count), codegen
+    return result(array, types.intp, lanes, count or types.none), codegen
 
 
 @intrinsic
@@ -327,9 +239,9 @@ def store_vector(typingctx: Any, array: Any, index: Any, vectors: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = context.get_value_type(vectors if is_one else vectors.dtype)
-        first = _address(context, builder, array, args[0], args[1], kind)
+        first = _address(context, builder, array, args, kind)
         for k, vector in enumerate([args[2]] if is_one else cgutils.unpack_tuple(builder, args[2])):
-            builder.store(vector, builder.gep(first, [ir.IntType(64)(k)]), align=1)
+            builder.store(vector, builder.gep(first, [_WORD(k)]), align=1)
         return context.get_dummy_value()
 
     return types.none(array, types.intp, vectors), codegen

@@ -27,8 +27,8 @@ from multisample.backends.kernels.compilation import compile_cached, inline, sou
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import NARROWING
 
+from .addresses import numbers_at
 from .intrinsics import (
-    contiguous,
     default_floats,
     has_default_floats,
     load_vector,
@@ -56,7 +56,8 @@ _AHEAD = 2048
 def _copy(vector, first, count, to):
     """Copy elements of mu or sigma."""
     if vector.strides[0] == vector.itemsize:
-        source = contiguous(vector[first : first + count])
+        # LLVM makes vector loads of numbers that it knows to be adjacent.
+        source = numbers_at(vector.ctypes.data + first * vector.itemsize, count, vector.dtype)
         for k in range(np.uint64(count)):
             to[k] = source[k]
     elif vector.strides[0] == 0:  # One number.
@@ -414,7 +415,8 @@ def _shared(tile: Tile, narrow: Any, antithetic: bool, down: bool) -> Callable[.
 def _valid(mu, sigma):
     """Whether every mean is finite, and every standard deviation finite and not negative."""
     if mu.strides[0] == mu.itemsize and sigma.strides[0] == sigma.itemsize:
-        return _all_valid(contiguous(mu), contiguous(sigma))
+        numbers = numbers_at(mu.ctypes.data, mu.size, mu.dtype)
+        return _all_valid(numbers, numbers_at(sigma.ctypes.data, sigma.size, sigma.dtype))
     return _all_valid(mu, sigma)
 
 

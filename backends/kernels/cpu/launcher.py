@@ -15,7 +15,6 @@ from multisample.backends.launch import INPUTS, Launch, Operation, computing_nam
 from multisample.backends.memory.host import address_of, inputs_at
 from multisample.backends.system.threads import thread_count
 
-from . import helper_threads
 from .calls import function_address
 from .floating_point import with_default_floats
 from .kernel import value_kernel
@@ -37,7 +36,6 @@ def _is_small(launch: Launch) -> bool:
 
 def _threads(launch: Launch, most: int) -> int:
     """The number of threads of a call, at most `most`."""
-    helper_threads.prepare_helpers(most)
     return min(most, launch.threads or most)
 
 

@@ -16,11 +16,11 @@ from numba import types
 
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import callee, inline
-from multisample.backends.kernels.stream.arithmetic import fma, to_float64
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import NARROWING
-from multisample.backends.kernels.stream.vectors import in_every_lane
+from multisample.backends.kernels.stream.vectors import converted, in_every_lane
 
-from .addresses import numbers_at, vector_at
+from .addresses import numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import load_vector, stack_array, store_vector
@@ -154,8 +154,10 @@ def _sum_function(real: str) -> Callable[..., Any]:
                                 normals = load_vector(z, k, _SUMS)
                                 u = fma(load_vector(first, 4 * t + k, _SUMS), normals, u)
                                 v = fma(load_vector(second, 4 * t + k, _SUMS), normals * normals, v)
-                            store_vector(lanes, at, load_vector(lanes, at, _SUMS) + to_float64(u))
-                            store_vector(lanes, at + _SUMS, load_vector(lanes, at + _SUMS, _SUMS) + to_float64(v))
+                            store_vector(lanes, at, load_vector(lanes, at, _SUMS) + converted(u, np.float64))
+                            store_vector(
+                                lanes, at + _SUMS, load_vector(lanes, at + _SUMS, _SUMS) + converted(v, np.float64)
+                            )
                 for r in range(rows):
                     s, q = 0.0, 0.0
                     for lane in range(_BOTH_SUMS * r, _BOTH_SUMS * r + _SUMS):
@@ -183,7 +185,7 @@ def _storing(dtype: str) -> Callable[..., Any]:
         one_mu, one_sigma = stack_array(1, number), stack_array(1, number)
         at_mu, mu_stride = mu_at(launch, b, top, one_mu)
         at_sigma, sigma_stride = sigma_at(launch, b, top, one_sigma)
-        mu, sigma = vector_at(at_mu, rows, mu_stride, number), vector_at(at_sigma, rows, sigma_stride, number)
+        mu, sigma = numbers_at(at_mu, rows, number, mu_stride), numbers_at(at_sigma, rows, number, sigma_stride)
         behind = b * launch[WORD.result_step] + top * size
         first = numbers_at(launch[WORD.first] + behind, rows, stored)
         second = numbers_at(launch[WORD.second] + behind, rows, stored)
@@ -213,28 +215,25 @@ def _summing_part(dtype: str) -> Callable[..., Any]:
         """Store the moments of a band of rows if `totals` is 0; otherwise add the sums of one segment to `totals`."""
         address, b, lists, most, count, totals, height, weight, exponent = arguments
         launch = numbers_at(address, LAUNCH_WORDS, np.int64)
-        of_first = numbers_at(lists, 4 * count, number)
-        of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
-        groups = numbers_at(lists + 8 * most * size, count, np.uint64)
         is_shared = half(launch, HALF.shared_noise) != 0
         rows, (seed, offset, first_row, _) = 1 if is_shared else launch[WORD.rows], numbers_of(launch, b)
         bands = (rows + height - 1) // height
         top = index % bands * height
         height = min(height, rows - top)
         row = np.int64(0 if is_shared else first_row + top)
+        segment, at = 0, stack_array(_MOST_SUMS, np.float64).ctypes.data
+        if totals != 0:
+            segment = index // bands
+            at, count = totals + 16 * (segment * rows + top), min(_SEGMENT, count - segment * _SEGMENT)
+        begin = segment * _SEGMENT
+        of_first = numbers_at(lists + 4 * begin * size, 4 * count, number)
+        of_second = numbers_at(lists + 4 * (most * half(launch, HALF.antithetic) + begin) * size, 4 * count, number)
+        groups = numbers_at(lists + 8 * (most * size + begin), count, np.uint64)
+        sums = numbers_at(at, 2 * height, np.float64).reshape((height, 2))
+        sums[:] = 0
+        sum_rows(groups, of_first, of_second, sums, np.uint64(seed), np.uint64(offset), row)
         if totals == 0:
-            sums = stack_array(_MOST_SUMS, np.float64).reshape((_MOST_ROWS, 2))[:height]
-            sums[:] = 0
-            sum_rows(groups, of_first, of_second, sums, np.uint64(seed), np.uint64(offset), row)
             store(launch, b, top, height, sums, weight, exponent)
-            return
-        begin = index // bands * _SEGMENT
-        end = begin + _SEGMENT
-        sums = numbers_at(totals + 16 * (index // bands * rows + top), 2 * height, np.float64).reshape((height, 2))
-        sum_rows(
-            groups[begin:end], of_first[4 * begin : 4 * end], of_second[4 * begin : 4 * end], sums, np.uint64(seed),
-            np.uint64(offset), row,
-        )  # fmt: skip
 
     return sum_part
 
@@ -261,23 +260,23 @@ def moments_function(dtype: str) -> Callable[..., Any]:
         threads = threads_for(most_threads(4 * rows * count), launch[WORD.threads])
         height = min(_MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
         bands = (rows + height - 1) // height
-        if not is_shared and (threads == 1 or rows >= _FEW_ROWS or count <= _SEGMENT):
-            for_each(of_part, (address, b, lists, most, count, 0, height, weight, exponent), bands, threads)
-            return 0
-        # The sums of segments are added in the order in which one thread with all segments adds them.
-        segments = max(1, (count + _SEGMENT - 1) // _SEGMENT)
-        totals = allocate(segments * rows, 16)
-        if totals == 0:
-            return 1
+        totals, segments = 0, 1
+        if is_shared or (threads > 1 and rows < _FEW_ROWS and count > _SEGMENT):
+            segments = max(1, (count + _SEGMENT - 1) // _SEGMENT)
+            totals = allocate(segments * rows, 16)
+            if totals == 0:
+                return 1
         of_all = address, b, lists, most, count, totals, height, weight, exponent
         for_each(of_part, of_all, bands * segments, threads)
-        sums = numbers_at(totals, 2 * rows, np.float64)
-        for segment in range(1, segments):
-            more = numbers_at(totals + 16 * rows * segment, 2 * rows, np.float64)
-            for k in range(2 * rows):
-                sums[k] += more[k]
-        store(launch, b, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight, exponent)
-        free(totals)
+        if totals != 0:
+            # The sums of segments are added in the order in which one thread with all segments adds them.
+            sums = numbers_at(totals, 2 * rows, np.float64)
+            for segment in range(1, segments):
+                more = numbers_at(totals + 16 * rows * segment, 2 * rows, np.float64)
+                for k in range(2 * rows):
+                    sums[k] += more[k]
+            store(launch, b, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight, exponent)
+            free(totals)
         return 0
 
     def sum_moments(address):
@@ -292,7 +291,7 @@ def moments_function(dtype: str) -> Callable[..., Any]:
             of_second = numbers_at(lists + 4 * most * size, 4 * most, number)
             groups = numbers_at(lists + 8 * most * size, most, np.uint64)
             begin, stride = launch[WORD.weights] + b * launch[WORD.weights_step], launch[WORD.weights_stride]
-            weights = vector_at(begin, columns, stride, number)
+            weights = numbers_at(begin, columns, number, stride)
             first_column = numbers_of(launch, b)[3]
             if is_antithetic:
                 count, weight, exponent = list_pairs(weights, first_column, groups, of_first, of_second)

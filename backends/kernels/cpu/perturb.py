@@ -17,7 +17,7 @@ from multisample.backends.kernels.stream.arithmetic import fma, product
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.launch import UNIT_FACTOR, Span
 
-from .addresses import copier, numbers_at, vector_at
+from .addresses import copier, numbers_at
 from .fields import HALF, LAUNCH_WORDS, WORD, half, input_place, numbers_of
 from .helper_threads import for_each, threads_for
 from .intrinsics import stack_array
@@ -66,7 +66,7 @@ def _part_function(dtype: str) -> Callable[..., Any]:
         b, part = part // parts, part % parts
         number_in, word_in = stack_array(1, number), stack_array(1, np.int64)
         at, stride = weights_at(launch, b, 0, number_in)
-        weights = vector_at(at, launch[WORD.rows], stride, number)
+        weights = numbers_at(at, launch[WORD.rows], number, stride)
         has_own_keys, has_factors = half(launch, HALF.shared_noise) != 0, half(launch, HALF.sigma_type) != _NUMBER
         seed, offset, first_row, _ = numbers_of(launch, b)
         length = _WORDS * launch[WORD.spans]

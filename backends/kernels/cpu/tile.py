@@ -27,7 +27,7 @@ from multisample.backends.kernels.stream.normals import (
 from multisample.backends.kernels.stream.vectors import in_every_lane, interleaved, joined, lane_numbers
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, word, words
 
-from .intrinsics import load_vector, load_vectors, prefetch, store_vector
+from .intrinsics import load_vector, prefetch, store_vector
 
 # Lanes of a vector of words, which has one word in each lane of 64 bits.
 _WORDS = 8
@@ -46,9 +46,8 @@ class Tile(NamedTuple):
     places: int
     """Maximum places of a tile down rows, a multiple of `lanes`. A tile along rows has at most half as many."""
     words_length: int
-    """Length of `words`."""
     layout_length: int
-    """Length of `layout`."""
+    """The lengths of `words` and of `layout`."""
     word_type: Any
     """Type of an element of `words`."""
     lay_out_along: Callable[..., Any]
@@ -144,10 +143,10 @@ def tile_of(real: str) -> Tile:
 
     @inline
     def put_words(out, v, layout, row, stream):
-        w, at = words(load_vectors(layout, _ALONG * v + _WORDS, _WORDS, 4), row, stream[2], stream[3]), 2 * _WORDS * v
+        w, at = words(load_vector(layout, _ALONG * v + _WORDS, _WORDS, 4), row, stream[2], stream[3]), 2 * _WORDS * v
         if is_fine:
             keys = stream_a(stream)
-            f = words(load_vectors(layout, _ALONG * v + 5 * _WORDS, _WORDS, 4), row, keys[2], keys[3])
+            f = words(load_vector(layout, _ALONG * v + 5 * _WORDS, _WORDS, 4), row, keys[2], keys[3])
             store_vector(out, at, interleaved(joined(f[0], w[0]), joined(f[2], w[2])))
             store_vector(out, at + to_angles, interleaved(joined(f[1], w[1]), joined(f[3], w[3])))
         else:
@@ -228,7 +227,7 @@ def tile_of(real: str) -> Tile:
         g = np.uint64(block)
         for place in range(0, places, lanes):
             at = _DOWN * (place // lanes)
-            block_a, block_b, high_a, low_a, high_b, low_b = load_vectors(layout, at, _WORDS, 6)
+            block_a, block_b, high_a, low_a, high_b, low_b = load_vector(layout, at, _WORDS, 6)
             columns_a, columns_b = column_part(block_a + g, *stream_a(stream)), column_part(block_b + g, *stream)
             put_words_down(out, place, columns_a, columns_b, (high_a, low_a), (high_b, low_b), stream, True)
 

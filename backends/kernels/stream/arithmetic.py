@@ -68,17 +68,6 @@ def _call(builder: Any, name: str, *args: Any) -> Any:
 
 
 @intrinsic
-def to_float64(typingctx: Any, x: Any) -> Any:
-    """A float, or a vector of floats, as float64."""
-    result = with_elements(x, types.float64)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return args[0] if result == x else builder.fpext(args[0], context.get_value_type(result))
-
-    return result(x), codegen
-
-
-@intrinsic
 def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     """``x * y + z`` with one rounding; all three float32 or all three float64."""
     return _of_equal_types(lambda context, builder, *args: _call(builder, "llvm.fma", *args), x, y, z)
@@ -211,17 +200,6 @@ def to_real(typingctx: Any, x: Any) -> Any:
         return builder.fadd(builder.fsub(builder.bitcast(upper, to), filled(to, base)), builder.bitcast(lower, to))
 
     return with_elements(x, kind)(x), codegen
-
-
-@intrinsic
-def minimum(typingctx: Any, x: Any, y: Any) -> Any:
-    """The smaller of two signed integers."""
-    kind = common_type(x, y)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.icmp_signed("<", *args), *args)
-
-    return kind(kind, kind), codegen
 
 
 @intrinsic

@@ -7,24 +7,27 @@ Nothing may be contracted or reassociated: never compile this with ``fastmath``.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from multisample.backends.kernels.compilation import inline
 
-from .arithmetic import float_bits, from_float_bits, horner, like, minimum, product, sqrt, to_real, transform_fma
+from .arithmetic import float_bits, from_float_bits, horner, like, product, sqrt, to_real, transform_fma
+from .vectors import select
 from .words import word
 
 FLOAT64_KEY = np.uint64(0x66363474)
 """XORed into the second key word for the block that refines float32 to float64."""
 
 
-def _f32(literals: str) -> tuple[np.float32, ...]:
-    return tuple(np.float32(float.fromhex(literal)) for literal in literals.split())
+def _numbers(real: Any, literals: str) -> tuple[Any, ...]:
+    return tuple(real(float.fromhex(literal)) for literal in literals.split())
 
 
-def _f64(literals: str) -> tuple[np.float64, ...]:
-    return tuple(np.float64(float.fromhex(literal)) for literal in literals.split())
-
+_f32, _f64 = functools.partial(_numbers, np.float32), functools.partial(_numbers, np.float64)
 
 # R = 2 sqrt(-2 ln u) = sqrt(-8 ln u); L is -8 ln(1 + f) / f. LE, the factor of the exponent, is -8 ln 2 / 2^23 (2^52
 # for float64), because the exponent is still shifted. S and C are sin and cos of (pi / 2) y, as polynomials in y^2.
@@ -57,62 +60,52 @@ C64 = _f64(
     " 0x1.0000000000000p+0"
 )
 
-_log_f32, _sine_f32, _cosine_f32 = map(horner, (L32, S32, C32))
-_log_f64, _sine_f64, _cosine_f64 = map(horner, (L64, S64, C64))
-
-_ONE32, _HALF32 = _f32("0x1p+0 0x1p-1")
-_ONE64, _HALF64 = _f64("0x1p+0 0x1p-1")
-_TO_UNIT32, _TO_UNIT_HALF32, _TO_HALF_TURNS32 = _f32("0x1p-32 0x1p-33 0x1p-31")
-_TO_UNIT64, _TO_UNIT_HALF64, _TO_HALF_TURNS64 = _f64("0x1p-64 0x1p-65 0x1p-63")
-# Bit patterns as integers: 2/3, the mask of the exponent, and the distance from 2/3 to the largest u.
-_TWO_THIRDS32, _EXPONENT32 = np.int32(0x3F2AAAAB), np.int32(-0x00800000)
-_BELOW_ONE32 = np.int32(0x3F7FFFFF - _TWO_THIRDS32)
-_TWO_THIRDS64, _EXPONENT64 = np.int64(0x3FE5555555555555), np.int64(-0x0010000000000000)
-_BELOW_ONE64 = np.int64(0x3FEFFFFFFFFFFFFF - _TWO_THIRDS64)
 _SHIFT = np.uint64(32)
 
 
-@inline
-def radius_f32(a: np.uint32) -> np.float32:
-    """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-33, 1 - 2^-24] made from the word `a`."""
-    u = transform_fma(to_real(a), _TO_UNIT32, _TO_UNIT_HALF32)
-    bits = float_bits(u)
-    # Positive floats are ordered like their bit patterns: min(u, 1 - 2^-24) is an integer minimum, which some GPUs fuse
-    # with the subtraction.
-    x = minimum(like(bits - _TWO_THIRDS32, bits), _BELOW_ONE32)
-    e = like(x & _EXPONENT32, x)
-    f = from_float_bits(like(x - e + _TWO_THIRDS32, x)) - _ONE32
-    return sqrt(transform_fma(to_real(e), LE32, _log_f32(f) * f))
+def _transform(real: Any, le: Any, *coefficients: tuple[Any, ...]) -> tuple[Callable[..., Any], ...]:
+    """``radius(a)`` and ``half_turns(b)``, for unsigned and signed integers of as many bits as `real`.
+
+    ``radius(a)`` is twice the radius, ``2 sqrt(-2 ln u)``. u, made from the word `a`, is in [2^-33, 1 - 2^-24] for
+    float32, and in [2^-65, 1 - 2^-53] for float64. ``half_turns(b)`` is half the cosine and half the sine of the angle
+    ``pi b / 2^31``, for float64 ``pi b / 2^63``, in [-pi, pi).
+    """
+    log, sine, cosine = map(horner, coefficients)
+    bits = np.finfo(real).bits
+    one, half, to_unit, to_unit_half, to_half_turns = map(
+        real, (1, 0.5, 2.0**-bits, 0.5 ** (bits + 1), 0.5 ** (bits - 1))
+    )
+    # Bit patterns as integers: 2/3, the mask of the exponent, and the distance from 2/3 to the largest u.
+    two_thirds, least, most = np.array([2 / 3, np.finfo(real).tiny, np.nextafter(one, half)], real).view(
+        f"i{bits // 8}"
+    )
+    exponent, below_one = -least, most - two_thirds
+
+    @inline
+    def radius(a):
+        u = transform_fma(to_real(a), to_unit, to_unit_half)
+        word = float_bits(u)
+        # Positive floats are ordered like their bit patterns: a minimum of u is an integer minimum, which some GPUs
+        # fuse with the subtraction.
+        x = like(word - two_thirds, word)
+        x = select(x > below_one, like(below_one, x), x)
+        e = like(x & exponent, x)
+        f = from_float_bits(like(x - e + two_thirds, x)) - one
+        return sqrt(transform_fma(to_real(e), le, log(f) * f))
+
+    @inline
+    def half_turns(b):
+        y = to_real(b) * to_half_turns
+        q = y * y
+        s = sine(q) * y
+        c = cosine(q)
+        return transform_fma(-s, s, half), s * c
+
+    return radius, half_turns
 
 
-@inline
-def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
-    """Half the cosine and half the sine of the angle ``pi b / 2^31``, in [-pi, pi)."""
-    y = to_real(b) * _TO_HALF_TURNS32
-    q = y * y
-    s = _sine_f32(q) * y
-    c = _cosine_f32(q)
-    return transform_fma(-s, s, _HALF32), s * c
-
-
-@inline
-def radius_f64(a: np.uint64) -> np.float64:
-    """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-65, 1 - 2^-53] made from the 64 bits `a`."""
-    u = transform_fma(to_real(a), _TO_UNIT64, _TO_UNIT_HALF64)
-    x = minimum(float_bits(u) - _TWO_THIRDS64, _BELOW_ONE64)
-    e = x & _EXPONENT64
-    f = from_float_bits(x - e + _TWO_THIRDS64) - _ONE64
-    return sqrt(transform_fma(to_real(e), LE64, _log_f64(f) * f))
-
-
-@inline
-def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
-    """Half the cosine and half the sine of the angle ``pi b / 2^63``, in [-pi, pi)."""
-    y = to_real(b) * _TO_HALF_TURNS64
-    q = y * y
-    s = _sine_f64(q) * y
-    c = _cosine_f64(q)
-    return transform_fma(-s, s, _HALF64), s * c
+radius_f32, half_turns_f32 = _transform(np.float32, LE32, L32, S32, C32)
+radius_f64, half_turns_f64 = _transform(np.float64, LE64, L64, S64, C64)
 
 
 @inline

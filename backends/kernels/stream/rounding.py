@@ -11,7 +11,7 @@ import numpy as np
 from multisample.backends.kernels.compilation import inline
 
 from .arithmetic import float_bits, from_float_bits, like
-from .vectors import in_high_half, low_half, select
+from .vectors import converted, select
 
 _SIGN = np.int32(-0x80000000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -32,13 +32,14 @@ def to_bfloat16(x: np.float32) -> np.uint16:
     rounded = like(bits + np.int32(0x7FFF) + (bits >> np.int32(16) & np.int32(1)), bits)
     quiet_nan = like(bits | np.int32(0x00400000), bits)
     chosen = select(like(bits & _MAGNITUDE, bits) > _INFINITY, quiet_nan, rounded)
-    return low_half(like(chosen >> np.int32(16), bits))
+    return converted(like(chosen >> np.int32(16), bits), np.uint16)
 
 
 @inline
 def from_bfloat16(bits: np.uint16) -> np.float32:
     """The value of a bfloat16."""
-    return from_float_bits(in_high_half(bits))
+    wide = converted(bits, np.int32)
+    return from_float_bits(like(wide << np.int32(16), wide))
 
 
 @inline
@@ -56,13 +57,14 @@ def to_float16(x: np.float32) -> np.uint16:
     overflow = select(magnitude > _INFINITY, like(np.int32(0x7E00), bits), like(np.int32(0x7C00), bits))
     half = select(np.int32(113 << 23) > magnitude, subnormal, normal)
     half = select(magnitude > np.int32(0x477FEFFF), overflow, half)
-    return low_half(like(sign >> np.int32(16) | half, bits))
+    return converted(like(sign >> np.int32(16) | half, bits), np.uint16)
 
 
 @inline
 def from_float16(bits: np.uint16) -> np.float32:
     """The value of a float16."""
-    high = in_high_half(bits)
+    wide = converted(bits, np.int32)
+    high = like(wide << np.int32(16), wide)
     sign = like(high & _SIGN, high)
     magnitude = like(like(high & _MAGNITUDE, high) >> np.int32(3), high)
     # As a float32, these bits have an exponent that is 112 too small, and a subnormal is still subnormal. One exact

@@ -172,22 +172,16 @@ def select(typingctx: Any, condition: Any, x: Any, y: Any) -> Any:
 
 
 @intrinsic
-def low_half(typingctx: Any, x: Any) -> Any:
-    """The lower 16 bits of an int32."""
-    result = with_elements(x, types.uint16)
-    return result(x), lambda context, builder, signature, args: builder.trunc(args[0], context.get_value_type(result))
-
-
-@intrinsic
-def in_high_half(typingctx: Any, x: Any) -> Any:
-    """An int32 whose upper half is the uint16 `x`, and whose lower half is 0."""
-    result = with_elements(x, types.int32)
+def converted(typingctx: Any, x: Any, dtype: Any) -> Any:
+    """A number, or each lane of a vector, as `dtype`: a float extended, an integer truncated or extended by zeros."""
+    number, result = element_type(x), with_elements(x, dtype.dtype)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_value_type(result)
-        return builder.shl(builder.zext(args[0], kind), filled(kind, 16))
+        longer = builder.fpext if isinstance(number, types.Float) else builder.zext
+        emit = longer if dtype.dtype.bitwidth >= number.bitwidth else builder.trunc
+        return emit(args[0], context.get_value_type(result))
 
-    return result(x), codegen
+    return result(x, dtype), codegen
 
 
 @intrinsic
