@@ -35,6 +35,8 @@ struct alignas(2 * count) Raw<G, count, true> {
 template <class Real>
 struct Contribution {
   Real mu, sigma;
+
+  MULTISAMPLE_FUNCTION void add(const Contribution& x) { mu = add_rn(mu, x.mu), sigma = add_rn(sigma, x.sigma); }
 };
 
 // The contribution of one group.
@@ -155,22 +157,6 @@ MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const 
   }
 }
 
-// The part of a tile's totals that add_lanes gives to a lane: `count` totals from number `first` on.
-struct Share {
-  u32 first, count;
-
-  // `count`: the number of all totals of the tile.
-  MULTISAMPLE_FUNCTION Share(u32 count, u32 lanes) : first(0), count(count) {
-    u32 step = 1;
-    for (; step < lanes && this->count > 1; step *= 2) {
-      this->count /= 2;
-      if (threadIdx.x & step) first += this->count;
-    }
-    // The other lanes of the run have the same totals, and store none.
-    if ((threadIdx.x & (lanes - 1)) >= step) this->count = 0;
-  }
-};
-
 // Adds up the partial sums of each tile: put(k, total) gets sum k / tiles of tile k % tiles. All threads of the block
 // take part.
 template <class Put>
@@ -199,23 +185,6 @@ template <class G, u32 rows, bool only_at_once>
 constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
-
-// Adds the contributions of some groups to the totals of mu, then of sigma. Overwrites `more`.
-template <u32 groups, u32 rows, class Real>
-MULTISAMPLE_FUNCTION void add_contributions(Contribution<Real> (&more)[groups][rows], Real (&totals)[2 * rows]) {
-#pragma unroll
-  for (u32 r = 0; r < rows; ++r) {
-#pragma unroll
-    for (u32 step = 1; step < groups; step *= 2) {
-#pragma unroll
-      for (u32 k = 0; k < groups; k += 2 * step) {
-        more[k][r] = {add_rn(more[k][r].mu, more[k + step][r].mu), add_rn(more[k][r].sigma, more[k + step][r].sigma)};
-      }
-    }
-    totals[r] = add_rn(totals[r], more[0][r].mu);
-    totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
-  }
-}
 
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometry& geometry,
@@ -257,11 +226,17 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
     }
   }
   __syncthreads();
-  Share share(2 * rows, geometry.lanes);
-  if (is_left_over) share.count = 0;
-  double* const own_sums = &sums[share.first * geometry.pitch + (threadIdx.x >> geometry.lanes_log2)];
-  Real* own_totals = static_cast<Real*>(share.first < rows ? call.first : call.second) + first_row +
-                     (share.first % rows * geometry.tiles + tile);
+  // The totals that add_lanes() gives to a lane: `count` of them, from number `first` on.
+  u32 first = 0, count = 2 * rows, step = 1;
+  for (; step < geometry.lanes && count > 1; step *= 2) {
+    count /= 2;
+    if (threadIdx.x & step) first += count;
+  }
+  // The other lanes of the run have the same totals, and store none.
+  if ((threadIdx.x & (geometry.lanes - 1)) >= step || is_left_over) count = 0;
+  double* const own_sums = &sums[first * geometry.pitch + (threadIdx.x >> geometry.lanes_log2)];
+  Real* own_totals =
+      static_cast<Real*>(first < rows ? call.first : call.second) + first_row + (first % rows * geometry.tiles + tile);
   Reader reader(first_row + tile, segment_begin, slot, call, geometry);
   const u32 first_group = static_cast<u32>(call.first_column / Reader::kCount + segment_begin) + slot;
   u32 group = first_group, turn = 0, words_at = tile;
@@ -288,16 +263,25 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
           more[k][r] = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
         }
       }
-      add_contributions(more, totals);
+#pragma unroll
+      for (u32 r = 0; r < rows; ++r) {
+#pragma unroll
+        for (u32 step = 1; step < kGroups; step *= 2) {
+#pragma unroll
+          for (u32 k = 0; k < kGroups; k += 2 * step) more[k][r].add(more[k + step][r]);
+        }
+        totals[r] = add_rn(totals[r], more[0][r].mu);
+        totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
+      }
       turn += kGroups;
     } while (turn < end);
     add_lanes<1>(totals, geometry.lanes, [&](u32 k, double total) {
-      if (k < share.count) own_sums[k * geometry.pitch] = is_first ? total : own_sums[k * geometry.pitch] + total;
+      if (k < count) own_sums[k * geometry.pitch] = is_first ? total : own_sums[k * geometry.pitch] + total;
     });
     if (turn < turns) continue;
     if (!geometry.has_partials) {
 #pragma unroll 1
-      for (u32 k = 0; k < share.count * geometry.tiles; k += geometry.tiles) {
+      for (u32 k = 0; k < count * geometry.tiles; k += geometry.tiles) {
         own_totals[k] = rounded<Real>(own_sums[k]);
       }
     }
