@@ -205,10 +205,10 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
               more = left - passes * (step << shift);
     count = passes * step + (more < step ? more : step);
   }
-  const Keys<Real> keys(call.seed);
-  // The threads load a chunk of dimensions at a time, and prefetch the next chunk while they draw one: a thread has one
-  // dimension of each chunk, in one pass. Rows that one thread draws consecutively are adjacent.
-  const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row_of_pass = threadIdx.x - pass * step;
+  // The threads load a chunk of dimensions at a time, and prefetch the next chunk while they draw one. A thread loads
+  // one dimension of each chunk. Functions compute its place anew: variables would take registers.
+  const auto pass = [&] { return threadIdx.x * geometry.one_by_rows >> 20; };
+  const auto row_of_pass = [&] { return threadIdx.x - pass() * geometry.rows_per_pass; };
   bool has_dimension;
   u32 i;
   Real mu, sigma;
@@ -217,7 +217,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
     has_dimension = threadIdx.x < geometry.chunk && begin + threadIdx.x < count;
     if (!has_dimension) return;
     // Only kStaged interleaves passes of several rows.
-    const u32 beside = store_kind == kStaged ? row_of_pass : 0;
+    const u32 beside = store_kind == kStaged ? row_of_pass() : 0;
     const u64 row = first_row + (static_cast<u64>(begin + threadIdx.x - beside) << shift) + beside;
     i = static_cast<u32>(call.first_row + row);
     // Without the jump table of any_element(), nvcc 13.0 keeps the round keys in the threads' registers, and kAligned
@@ -225,13 +225,15 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
     mu = any_element<Real>(mu_of(call), row);
     sigma = any_element<Real>(sigma_of(call), row);
   };
-  // Stores the loaded dimension in shared memory, for reads after the next __syncthreads().
+  fetch(0);
+  const Keys<Real> keys(call.seed);
+  // Stores the loaded dimension in shared memory, for reads after the next __syncthreads(). Rows that one thread draws
+  // consecutively are adjacent.
   const auto put = [&](Dimension<Real>* chunk) {
     if (!has_dimension) return;
     const RowPart words = row_part(i, low(value_of(call.offset, call.offset_at)), keys.keys);
-    chunk[row_of_pass * geometry.pitch + pass] = {words, mu, sigma};
+    chunk[row_of_pass() * geometry.pitch + pass()] = {words, mu, sigma};
   };
-  fetch(0);
   const u32 row = threadIdx.x * geometry.one_by_groups >> 20;
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.groups_per_pass +
               (threadIdx.x - row * geometry.groups_per_pass);
