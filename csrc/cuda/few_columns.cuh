@@ -54,115 +54,6 @@ MULTISAMPLE_FUNCTION Out* kept_noise(const Launch& call, u64 first_row) {
   return call.results == 0 ? nullptr : static_cast<Out*>(call.first) + first_row;
 }
 
-// The rows of one lane in one pass: rows lane, lane + 32, ... of its warp's rows.
-template <class Out, bool antithetic>
-struct LaneRows {
-  using Real = Computing<Out>;
-  using Group = Elements<Out, antithetic>;
-  static constexpr u32 kOwnRows = multisample::kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwnRows;
-  static constexpr u32 kPerNormal = Group::kCount / 4;
-
-  u32 lane, columns;
-  u32 left;           // rows from the warp's first one to the end of the band
-  u32 i;              // the lane's first row, in the whole noise matrix
-  Out* at;            // the same in the matrix; null if the stores go through shared memory
-  i64 column_stride;  // in elements
-  Out* stage;         // the warp's first row in shared memory
-  Out* kept;          // where the lane's noise is kept; null if the call keeps none
-  Real mu[kOwnRows], sigma[kOwnRows];
-
-  // Loads elements `first`, `first` + 32, ... of mu and sigma. Indices past the end read the last element.
-  MULTISAMPLE_FUNCTION void load(const Launch& call, u64 first) {
-    u64 rows[kOwnRows];
-#pragma unroll
-    for (u32 s = 0; s < kOwnRows; ++s) rows[s] = first + 32 * s < call.rows ? first + 32 * s : call.rows - 1;
-    load_elements<Out>(mu_of(call), rows, mu);
-    load_elements<Out>(sigma_of(call), rows, sigma);
-  }
-
-  // Draws the first `normals` normals of the group that begins with column `begin`.
-  template <u32 normals, class GroupNoise>
-  MULTISAMPLE_FUNCTION void draw(u32 begin, const GroupNoise& noise, u32 offset, const Keys<Real>& keys) const {
-    constexpr u32 count = normals * kPerNormal;
-    Group group[kOwnRows];
-#pragma unroll
-    for (u32 s = 0; s < kOwnRows; ++s) {
-      const Normals<Real> z = noise.in(row_part(i + 32 * s, offset, keys.keys), keys);
-      group[s] = scaled<Out, antithetic>(mu[s], sigma[s], z);
-      if (normals == 1 && kept != nullptr && 32 * s + lane < left) kept[32 * s] = narrow<Out>(z.z0);
-    }
-    const auto put_columns = [&](bool whole) {
-#pragma unroll
-      for (u32 c = 0; c < count; ++c) {
-        Out* const column = at + (begin + c) * column_stride;
-#pragma unroll
-        for (u32 s = 0; s < kOwnRows; ++s) {
-          if (exists<count>(begin, c) && (whole || 32 * s + lane < left)) column[32 * s] = group[s].x[c];
-        }
-      }
-    };
-    if (at != nullptr) {
-      left < kOfWarp ? put_columns(false) : put_columns(true);
-      return;
-    }
-    // Where the number of columns is even, single stores have bank conflicts.
-    if (columns % 4 == 0) {
-      put_rows<count, 4>(begin, group);
-    } else if (columns % 2 == 0) {
-      put_rows<count, 2>(begin, group);
-    } else {
-      put_rows<count, 1>(begin, group);
-    }
-  }
-
-  // Copies the warp's rows from shared memory to `out`. All lanes of the warp take part.
-  MULTISAMPLE_FUNCTION void copy(Out* out) const {
-    using Piece = multisample::Piece<Out, kOwnRows>;
-    __syncwarp();
-    if (left >= kOfWarp && reinterpret_cast<u64>(out) % sizeof(Piece) == 0) {
-      const Piece* const from = reinterpret_cast<const Piece*>(stage) + lane;
-      Piece* const to = reinterpret_cast<Piece*>(out) + lane;
-#pragma unroll
-      for (u32 k = 0; k < kMostFewColumns; ++k) {
-        if (k < columns) to[32 * k] = from[32 * k];
-      }
-    } else {
-      const u32 rows = left < kOfWarp ? left : kOfWarp;
-#pragma unroll 1
-      for (u32 e = lane; e < rows * columns; e += 32) out[e] = stage[e];
-    }
-    __syncwarp();
-  }
-
- private:
-  // Of the first `count` columns of a group, only the last mirrored one may be behind the end.
-  template <u32 count>
-  MULTISAMPLE_FUNCTION bool exists(u32 begin, u32 c) const {
-    return !antithetic || c + 1 < count || begin + c < columns;
-  }
-
-  // Puts the first `count` columns of a group into shared memory, `at_once` columns per store.
-  template <u32 count, u32 at_once>
-  MULTISAMPLE_FUNCTION void put_rows(u32 begin, const Group (&group)[kOwnRows]) const {
-    if constexpr (at_once * sizeof(Out) > kStore) {
-      put_rows<count, at_once / 2>(begin, group);
-    } else if constexpr (count % at_once == 0) {
-      using Piece = multisample::Piece<Out, at_once>;
-#pragma unroll
-      for (u32 s = 0; s < kOwnRows; ++s) {
-        Out* const row = stage + (32 * s + lane) * columns + begin;
-#pragma unroll
-        for (u32 c = 0; c < count; c += at_once) {
-          Piece piece;
-#pragma unroll
-          for (u32 e = 0; e < at_once; ++e) piece.x[e] = group[s].x[c + e];
-          if (at_once > 1 || exists<count>(begin, c)) *reinterpret_cast<Piece*>(row + c) = piece;
-        }
-      }
-    }
-  }
-};
-
 // Draws `count` rows of n columns from `first_row` on, whole passes of a warp. A lane has `run` adjacent rows of every
 // 32 * run. With `is_direct`, dimensions are contiguous. All vectors of a lane are aligned.
 template <class Out, bool fast, u32 n, bool is_direct, u32 run>
@@ -240,14 +131,15 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& ge
   }
 }
 
-// Draws the rows of the block from row `from` of its band on, for any call.
+// Draws the rows of the block from row `from` of its band on, for any call. In one pass, a lane has rows lane, lane +
+// 32, ... of its warp's rows.
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geometry, u64 first_row, u32 from,
                                         u32 band_rows, Out* stage) {
-  using Rows = LaneRows<Out, antithetic>;
-  using Real = typename Rows::Real;
+  using Real = Computing<Out>;
+  using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, shared_noise, fast>;
-  constexpr u32 width = Rows::Group::kCount, of_warp = Rows::kOfWarp;
+  constexpr u32 width = Group::kCount, kPerNormal = width / 4, kOwn = kOwnRows<sizeof(Out)>, kOfWarp = 32 * kOwn;
   __shared__ GroupNoise noises[2];
   const Keys<Real> keys(call.seed);
   const u64 offset = value_of(call.offset, call.offset_at);
@@ -257,41 +149,108 @@ MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geom
   }
   __syncthreads();
 
-  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const u32 lane = threadIdx.x % 32, columns = static_cast<u32>(call.columns);
   const bool is_direct = call.row_stride == sizeof(Out);
   const SimpleVector<Real> mu(mu_of(call), first_row + lane), sigma(sigma_of(call), first_row + lane);
   const bool is_simple = mu.is_simple && sigma.is_simple;
+  const i64 column_stride = call.column_stride / static_cast<i64>(sizeof(Out));
   Out* const out = static_cast<Out*>(call.matrix) + first_row * (is_direct ? 1 : call.columns);
-
-  Rows rows;
-  rows.lane = lane;
-  rows.columns = static_cast<u32>(call.columns);
-  rows.column_stride = call.column_stride / static_cast<i64>(sizeof(Out));
-  rows.stage = stage;
   Out* const kept = kept_noise<Out>(call, first_row);
 #pragma unroll 1
-  for (u32 k = from + warp * of_warp; k < band_rows; k += geometry.rows_per_pass) {
-    rows.left = band_rows - k;
-    rows.i = static_cast<u32>(call.first_row + first_row) + lane + k;
-    rows.at = is_direct ? out + k + lane : nullptr;
-    rows.kept = kept == nullptr ? nullptr : kept + k + lane;
-    if (is_simple && rows.left >= of_warp) {
-      mu.template load<1>(k, rows.mu);
-      sigma.template load<1>(k, rows.sigma);
+  for (u32 k = from + threadIdx.x / 32 * kOfWarp; k < band_rows; k += geometry.rows_per_pass) {
+    const u32 left = band_rows - k;  // rows from the warp's first one to the end of the band
+    const u32 i = static_cast<u32>(call.first_row + first_row) + lane + k;
+    Out* const at = is_direct ? out + k + lane : nullptr;              // null if the stores go through shared memory
+    Out* const kept_at = kept == nullptr ? nullptr : kept + k + lane;  // null if the call keeps no noise
+    Real own_mu[kOwn], own_sigma[kOwn];
+    if (is_simple && left >= kOfWarp) {
+      mu.template load<1>(k, own_mu);
+      sigma.template load<1>(k, own_sigma);
     } else {
-      rows.load(call, first_row + lane + k);
+      // Rows past the end have the elements of the last row.
+      u64 rows[kOwn];
+#pragma unroll
+      for (u32 s = 0; s < kOwn; ++s) rows[s] = min(first_row + lane + k + 32 * s, call.rows - 1);
+      load_elements<Out>(mu_of(call), rows, own_mu);
+      load_elements<Out>(sigma_of(call), rows, own_sigma);
     }
 #pragma unroll 1
-    for (u32 begin = 0; begin < rows.columns; begin += width) {
+    for (u32 begin = 0; begin < columns; begin += width) {
       const GroupNoise noise = noises[begin / width];
-      switch ((rows.columns - begin + Rows::kPerNormal - 1) / Rows::kPerNormal) {
-        case 1: rows.template draw<1>(begin, noise, low(offset), keys); break;
-        case 2: rows.template draw<2>(begin, noise, low(offset), keys); break;
-        case 3: rows.template draw<3>(begin, noise, low(offset), keys); break;
-        default: rows.template draw<4>(begin, noise, low(offset), keys);
+      // Draws the first `normals` normals of the group.
+      const auto draw = [&](auto normals) {
+        constexpr u32 count = normals * kPerNormal;
+        Group group[kOwn];
+#pragma unroll
+        for (u32 s = 0; s < kOwn; ++s) {
+          const Normals<Real> z = noise.in(row_part(i + 32 * s, low(offset), keys.keys), keys);
+          group[s] = scaled<Out, antithetic>(own_mu[s], own_sigma[s], z);
+          if (normals == 1 && kept_at != nullptr && 32 * s + lane < left) kept_at[32 * s] = narrow<Out>(z.z0);
+        }
+        // Of the columns drawn, only the last mirrored one may be behind the end.
+        const auto exists = [&](u32 c) { return !antithetic || c + 1 < count || begin + c < columns; };
+        const auto put_columns = [&](bool whole) {
+#pragma unroll
+          for (u32 c = 0; c < count; ++c) {
+            Out* const column = at + (begin + c) * column_stride;
+#pragma unroll
+            for (u32 s = 0; s < kOwn; ++s) {
+              if (exists(c) && (whole || 32 * s + lane < left)) column[32 * s] = group[s].x[c];
+            }
+          }
+        };
+        // Puts the columns into shared memory, `at_once` of them per store.
+        const auto put_rows = [&](auto at_once) {
+          constexpr u32 n = at_once * sizeof(Out) > kStore ? at_once / 2 : at_once;
+          if constexpr (count % n == 0) {
+#pragma unroll
+            for (u32 s = 0; s < kOwn; ++s) {
+              Out* const row = stage + (32 * s + lane) * columns + begin;
+#pragma unroll
+              for (u32 c = 0; c < count; c += n) {
+                Piece<Out, n> piece;
+#pragma unroll
+                for (u32 e = 0; e < n; ++e) piece.x[e] = group[s].x[c + e];
+                if (n > 1 || exists(c)) *reinterpret_cast<Piece<Out, n>*>(row + c) = piece;
+              }
+            }
+          }
+        };
+        // Where the number of columns is even, single stores have bank conflicts.
+        if (at != nullptr) {
+          left < kOfWarp ? put_columns(false) : put_columns(true);
+        } else if (columns % 4 == 0) {
+          put_rows(Constant<4u>{});
+        } else if (columns % 2 == 0) {
+          put_rows(Constant<2u>{});
+        } else {
+          put_rows(Constant<1u>{});
+        }
+      };
+      switch ((columns - begin + kPerNormal - 1) / kPerNormal) {
+        case 1: draw(Constant<1u>{}); break;
+        case 2: draw(Constant<2u>{}); break;
+        case 3: draw(Constant<3u>{}); break;
+        default: draw(Constant<4u>{});
       }
     }
-    if (!is_direct) rows.copy(out + k * rows.columns);
+    if (is_direct) continue;
+    // The warp copies its rows from shared memory.
+    using Piece = multisample::Piece<Out, kOwn>;
+    Out* const to = out + k * columns;
+    __syncwarp();
+    if (left >= kOfWarp && reinterpret_cast<u64>(to) % sizeof(Piece) == 0) {
+#pragma unroll
+      for (u32 p = 0; p < kMostFewColumns; ++p) {
+        if (p < columns)
+          reinterpret_cast<Piece*>(to)[32 * p + lane] = reinterpret_cast<const Piece*>(stage)[32 * p + lane];
+      }
+    } else {
+      const u32 elements = (left < kOfWarp ? left : kOfWarp) * columns;
+#pragma unroll 1
+      for (u32 e = lane; e < elements; e += 32) to[e] = stage[e];
+    }
+    __syncwarp();
   }
 }
 

@@ -12,8 +12,8 @@ namespace multisample {
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_few_rows(const SampleCall& call, const Geometry& geometry) {
   using Real = Computing<Out>;
-  constexpr u32 width = Elements<Out, antithetic>::kCount,
-                kAlignment = sizeof(Out) * width < kStore ? sizeof(Out) * width : kStore;
+  using Group = Elements<Out, antithetic>;
+  constexpr u32 width = Group::kCount;
   const Keys<Real> keys(call.seed);
   const u64 offset = value_of(call.offset, call.offset_at), groups_of_block = u64{geometry.turns} * kPlainThreads;
   const u32 row = quotient(blockIdx.x, geometry);
@@ -30,7 +30,7 @@ MULTISAMPLE_FUNCTION void draw_few_rows(const SampleCall& call, const Geometry& 
   char* at = static_cast<char*>(call.matrix) + row * call.row_stride + (column + width * threadIdx.x) * stride;
   const bool is_whole =
       column >= 0 && column + static_cast<i64>(width * groups_of_block) <= static_cast<i64>(call.columns);
-  if (is_whole && stride == sizeof(Out) && reinterpret_cast<u64>(at) % kAlignment == 0) {
+  if (is_whole && stride == sizeof(Out) && reinterpret_cast<u64>(at) % alignof(Group) == 0) {
 #pragma unroll(sizeof(Real) == 4 && !antithetic ? 4 : 1)
     for (u32 k = 0; k < geometry.turns; ++k, group += kPlainThreads) {
       PutPaired<Out, antithetic>{}(at, elements());

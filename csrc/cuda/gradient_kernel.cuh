@@ -35,6 +35,8 @@ struct alignas(2 * count) Raw<G, count, true> {
 template <class Real>
 struct Contribution {
   Real mu, sigma;
+
+  MULTISAMPLE_FUNCTION void add(const Contribution& x) { mu = add_rn(mu, x.mu), sigma = add_rn(sigma, x.sigma); }
 };
 
 // The contribution of one group.
@@ -52,26 +54,6 @@ MULTISAMPLE_FUNCTION Contribution<Real> contribution(const Raw<G, count>& g, con
   }
 }
 
-// The part of grad that a block sums.
-struct Part {
-  u64 first_row, first_group;
-  u32 segment, turns;
-
-  MULTISAMPLE_FUNCTION static Part of_block(u32 rows, const Launch& call, const GradientGeometry& geometry) {
-    // Consecutive blocks read neighbouring memory.
-    const u32 run = blockIdx.x / geometry.run_of_blocks, rest = blockIdx.x - run * geometry.run_of_blocks;
-    Part part;
-    part.segment = geometry.across ? run : rest;
-    const u32 height = rows * geometry.tiles * geometry.sweeps;
-    part.first_row = static_cast<u64>(geometry.across ? rest : run) * height;
-    // The last two blocks may share rows, for which both compute the same sums.
-    if (part.first_row > call.rows - height) part.first_row = call.rows - height;
-    part.first_group = static_cast<u64>(part.segment) * (geometry.turns * geometry.slots);
-    part.turns = part.segment + 1 < geometry.segments ? geometry.turns : geometry.last_turns;
-    return part;
-  }
-};
-
 // Reads one group in each of a thread's rows per turn.
 template <class G, bool antithetic, u32 rows, bool only_at_once>
 class Reader {
@@ -79,75 +61,73 @@ class Reader {
   static constexpr u32 kCount = antithetic ? kAntitheticWidth : kWidth;
   using Group = Raw<G, kCount>;
 
-  // Begins with group `slot` of the part, in the rows from `row` of the part on.
-  MULTISAMPLE_FUNCTION Reader(const Part& part, u32 row, u32 slot, const Launch& call, const GradientGeometry& geometry)
-      : columns_(call.columns),
-        first_column_(static_cast<i64>(part.first_group * kCount) - geometry.skip),
+  // Begins with group `slot` of the segment that begins with group `first_group`, in the rows from `row` on.
+  MULTISAMPLE_FUNCTION Reader(u64 row, u64 first_group, u32 slot, const Launch& call, const GradientGeometry& geometry)
+      : call_(call),
+        geometry_(geometry),
+        first_column_(static_cast<i64>(first_group * kCount) - geometry.skip),
         column_stride_(only_at_once ? sizeof(G) : call.column_stride),
-        row_step_(geometry.row_step),
-        turn_step_(geometry.turn_step),
-        group_(slot),
-        slots_(geometry.slots),
-        loads_(geometry.loads) {
-    at_ = static_cast<const char*>(call.matrix) + static_cast<i64>(part.first_row + row) * call.row_stride +
+        group_(slot) {
+    at_ = static_cast<const char*>(call.matrix) + static_cast<i64>(row) * call.row_stride +
           (first_column_ + kCount * static_cast<i64>(slot)) * column_stride_;
     // All columns of a group are inside grad, except in the first and the last group of a row. If the host
     // does not know first_column, the last group may have no column inside.
     first_whole_ = first_column_ < 0;
-    const u64 end = (columns_ + geometry.skip) / kCount, whole = end < part.first_group ? 0 : end - part.first_group;
+    const u64 end = (call.columns + geometry.skip) / kCount, whole = end < first_group ? 0 : end - first_group;
     const u32 all = geometry.turns * geometry.slots;
     whole_ = opaque(whole < first_whole_ ? 0 : (whole < all ? static_cast<u32>(whole) : all) - first_whole_);
   }
 
   // Reads the next group. Columns outside grad give zeros.
   MULTISAMPLE_FUNCTION void read(Group* g) {
+    const i64 row_step = geometry_.row_step;
     const bool whole = group_ - first_whole_ < whole_;
-    if (whole && (only_at_once || loads_ == kAtOnce)) {
+    if (whole && (only_at_once || geometry_.loads == kAtOnce)) {
 #pragma unroll
-      for (u32 r = 0; r < rows; ++r) g[r] = *reinterpret_cast<const Group*>(at_ + r * row_step_);
-    } else if (!only_at_once && whole && loads_ == kSideBySide) {
+      for (u32 r = 0; r < rows; ++r) g[r] = *reinterpret_cast<const Group*>(at_ + r * row_step);
+    } else if (!only_at_once && whole && geometry_.loads == kSideBySide) {
 #pragma unroll
       for (u32 r = 0; r < rows; ++r) {
 #pragma unroll
-        for (u32 k = 0; k < kCount; ++k) g[r].set(k, load<G>(at_ + r * row_step_ + k * sizeof(G)));
+        for (u32 k = 0; k < kCount; ++k) g[r].set(k, load<G>(at_ + r * row_step + k * sizeof(G)));
       }
     } else if (!only_at_once && whole) {
 #pragma unroll
       for (u32 r = 0; r < rows; ++r) {
 #pragma unroll
-        for (u32 k = 0; k < kCount; ++k) g[r].set(k, load<G>(at_ + r * row_step_ + k * column_stride_));
+        for (u32 k = 0; k < kCount; ++k) g[r].set(k, load<G>(at_ + r * row_step + k * column_stride_));
       }
     } else {
       const i64 column = first_column_ + kCount * static_cast<i64>(group_);
 #pragma unroll
       for (u32 r = 0; r < rows; ++r) g[r] = Group{};
       // Many threads have no group in the last turn.
-      if (column < static_cast<i64>(columns_)) {
+      if (column < static_cast<i64>(call_.columns)) {
 #pragma unroll
         for (u32 k = 0; k < kCount; ++k) {
-          if (static_cast<u64>(column + k) < columns_) {
+          if (static_cast<u64>(column + k) < call_.columns) {
 #pragma unroll
-            for (u32 r = 0; r < rows; ++r) g[r].set(k, load<G>(at_ + r * row_step_ + k * column_stride_));
+            for (u32 r = 0; r < rows; ++r) g[r].set(k, load<G>(at_ + r * row_step + k * column_stride_));
           }
         }
       }
     }
-    at_ += turn_step_;
-    group_ += slots_;
+    at_ += geometry_.turn_step;
+    group_ += geometry_.slots;
   }
 
   // Goes back to group `slot`, in the rows of the next sweep.
-  MULTISAMPLE_FUNCTION void go_down(u32 slot, i64 sweep_step) {
-    at_ += sweep_step;
+  MULTISAMPLE_FUNCTION void go_down(u32 slot) {
+    at_ += geometry_.sweep_step;
     group_ = slot;
   }
 
  private:
-  const u64 columns_;
-  const i64 first_column_, column_stride_, row_step_, turn_step_;
+  const Launch& call_;
+  const GradientGeometry& geometry_;
+  const i64 first_column_, column_stride_;
   const char* at_;
   u32 group_, first_whole_, whole_;
-  const u32 slots_, loads_;
 };
 
 // Adds up sums of the lanes that share a tile: put(k, total) gets a lane's k-th total. In each step, two lanes exchange
@@ -176,22 +156,6 @@ MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const 
     add_lanes<2 * step>(kept, lanes, put);
   }
 }
-
-// The part of a tile's totals that add_lanes gives to a lane: `count` totals from number `first` on.
-struct Share {
-  u32 first, count;
-
-  // `count`: the number of all totals of the tile.
-  MULTISAMPLE_FUNCTION Share(u32 count, u32 lanes) : first(0), count(count) {
-    u32 step = 1;
-    for (; step < lanes && this->count > 1; step *= 2) {
-      this->count /= 2;
-      if (threadIdx.x & step) first += this->count;
-    }
-    // The other lanes of the run have the same totals, and store none.
-    if ((threadIdx.x & (lanes - 1)) >= step) this->count = 0;
-  }
-};
 
 // Adds up the partial sums of each tile: put(k, total) gets sum k / tiles of tile k % tiles. All threads of the block
 // take part.
@@ -222,23 +186,6 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
-// Adds the contributions of some groups to the totals of mu, then of sigma. Overwrites `more`.
-template <u32 groups, u32 rows, class Real>
-MULTISAMPLE_FUNCTION void add_contributions(Contribution<Real> (&more)[groups][rows], Real (&totals)[2 * rows]) {
-#pragma unroll
-  for (u32 r = 0; r < rows; ++r) {
-#pragma unroll
-    for (u32 step = 1; step < groups; step *= 2) {
-#pragma unroll
-      for (u32 k = 0; k < groups; k += 2 * step) {
-        more[k][r] = {add_rn(more[k][r].mu, more[k + step][r].mu), add_rn(more[k][r].sigma, more[k + step][r].sigma)};
-      }
-    }
-    totals[r] = add_rn(totals[r], more[0][r].mu);
-    totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
-  }
-}
-
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometry& geometry,
                                        const Keys<Computing<G>>& keys) {
@@ -250,7 +197,15 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   __shared__ double sums[2 * rows * kGradientThreads];
   // Volatile, because the compiler would load all row parts into registers, which then spill.
   __shared__ volatile u64 row_words[rows][kGradientThreads];
-  const Part part = Part::of_block(rows, call, geometry);
+  // Consecutive blocks read neighbouring memory.
+  const u32 run_of_blocks = blockIdx.x / geometry.run_of_blocks;
+  const u32 block_of_run = blockIdx.x - run_of_blocks * geometry.run_of_blocks;
+  const u32 segment = geometry.across ? run_of_blocks : block_of_run, height = rows * geometry.tiles;
+  const u64 all_rows = height * geometry.sweeps, row_block = geometry.across ? block_of_run : run_of_blocks;
+  // The last two blocks may share rows, for which both compute the same sums.
+  const u64 first_row = min(row_block * all_rows, call.rows - all_rows);
+  const u64 segment_begin = static_cast<u64>(segment) * (geometry.turns * geometry.slots);
+  const u32 turns = segment + 1 < geometry.segments ? geometry.turns : geometry.last_turns;
   const u64 offset = value_of(call.offset, call.offset_at);
   const u32 run = threadIdx.x * geometry.one_by_run >> 20;
   const u32 rest = threadIdx.x - run * (geometry.across ? geometry.tiles : geometry.slots);
@@ -260,30 +215,35 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   if (tile >= geometry.tiles) tile = geometry.tiles - 1;
   if (slot >= geometry.slots) slot = geometry.slots - 1;
   tile = opaque(tile), slot = opaque(slot);
-  const u32 height = rows * geometry.tiles;
   // Slot s stores the row parts of sweep s: there are at most as many sweeps as slots.
   if (slot < geometry.sweeps && !is_left_over) {
 #pragma unroll
     for (u32 r = 0; r < rows; ++r) {
       const u32 row = slot * height + r * geometry.tiles + tile;
-      const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
+      const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + first_row) + row;
       const RowPart words = row_part(i, low(offset), keys.keys);
       row_words[r][slot * geometry.tiles + tile] = u64{words.into_c2_of_round_2} << 32 | words.c3_of_round_2;
     }
   }
   __syncthreads();
-  Share share(2 * rows, geometry.lanes);
-  if (is_left_over) share.count = 0;
-  double* const own_sums = &sums[share.first * geometry.pitch + (threadIdx.x >> geometry.lanes_log2)];
-  Real* own_totals = static_cast<Real*>(share.first < rows ? call.first : call.second) + part.first_row +
-                     (share.first % rows * geometry.tiles + tile);
-  Reader reader(part, tile, slot, call, geometry);
-  const u32 first_group = static_cast<u32>(call.first_column / Reader::kCount + part.first_group) + slot;
+  // The totals that add_lanes() gives to a lane: `count` of them, from number `first` on.
+  u32 first = 0, count = 2 * rows, step = 1;
+  for (; step < geometry.lanes && count > 1; step *= 2) {
+    count /= 2;
+    if (threadIdx.x & step) first += count;
+  }
+  // The other lanes of the run have the same totals, and store none.
+  if ((threadIdx.x & (geometry.lanes - 1)) >= step || is_left_over) count = 0;
+  double* const own_sums = &sums[first * geometry.pitch + (threadIdx.x >> geometry.lanes_log2)];
+  Real* own_totals =
+      static_cast<Real*>(first < rows ? call.first : call.second) + first_row + (first % rows * geometry.tiles + tile);
+  Reader reader(first_row + tile, segment_begin, slot, call, geometry);
+  const u32 first_group = static_cast<u32>(call.first_column / Reader::kCount + segment_begin) + slot;
   u32 group = first_group, turn = 0, words_at = tile;
   Noise noise = Noise::of(group, offset, keys);
   for (u32 sweep = 0; sweep < geometry.sweeps;) {
     const bool is_first = turn == 0;
-    const u32 end = part.turns - turn < kChain * kGroups ? part.turns : turn + kChain * kGroups;
+    const u32 end = turns - turn < kChain * kGroups ? turns : turn + kChain * kGroups;
     // The sums of mu, then those of sigma.
     Real totals[2 * rows] = {};
 #pragma unroll 1
@@ -295,7 +255,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
 #pragma unroll
       for (u32 k = 0; k < kGroups; ++k) {
         // A thread with one turn has the same columns in all sweeps.
-        if (kGroups > 1 || part.turns > 1) noise = Noise::of(group, offset, keys);
+        if (kGroups > 1 || turns > 1) noise = Noise::of(group, offset, keys);
         group += geometry.slots;
 #pragma unroll
         for (u32 r = 0; r < rows; ++r) {
@@ -303,16 +263,25 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
           more[k][r] = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
         }
       }
-      add_contributions(more, totals);
+#pragma unroll
+      for (u32 r = 0; r < rows; ++r) {
+#pragma unroll
+        for (u32 step = 1; step < kGroups; step *= 2) {
+#pragma unroll
+          for (u32 k = 0; k < kGroups; k += 2 * step) more[k][r].add(more[k + step][r]);
+        }
+        totals[r] = add_rn(totals[r], more[0][r].mu);
+        totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
+      }
       turn += kGroups;
     } while (turn < end);
     add_lanes<1>(totals, geometry.lanes, [&](u32 k, double total) {
-      if (k < share.count) own_sums[k * geometry.pitch] = is_first ? total : own_sums[k * geometry.pitch] + total;
+      if (k < count) own_sums[k * geometry.pitch] = is_first ? total : own_sums[k * geometry.pitch] + total;
     });
-    if (turn < part.turns) continue;
+    if (turn < turns) continue;
     if (!geometry.has_partials) {
 #pragma unroll 1
-      for (u32 k = 0; k < share.count * geometry.tiles; k += geometry.tiles) {
+      for (u32 k = 0; k < count * geometry.tiles; k += geometry.tiles) {
         own_totals[k] = rounded<Real>(own_sums[k]);
       }
     }
@@ -321,14 +290,14 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
     group = first_group;
     words_at += geometry.tiles;
     own_totals += height;
-    reader.go_down(slot, geometry.sweep_step);
+    reader.go_down(slot);
   }
   if (!geometry.has_partials) return;
   add_partials(sums, 2 * height, geometry, [&](u32 k, double total) {
     const bool is_sigma = k >= height;
-    const u64 row = part.first_row + (is_sigma ? k - height : k);
+    const u64 row = first_row + (is_sigma ? k - height : k);
     if (geometry.segments > 1) {
-      call.scratch[2 * (part.segment * call.rows + row) + is_sigma] = total;
+      call.scratch[2 * (segment * call.rows + row) + is_sigma] = total;
     } else {
       static_cast<Real*>(is_sigma ? call.second : call.first)[row] = rounded<Real>(total);
     }

@@ -113,12 +113,22 @@ struct alignas(16) Noise<Real, true, fast> {
   MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart&, const Keys<Real>&) const { return z; }
 };
 
+// Bytes of the largest vectorised load or store.
+constexpr u32 kStore = 16;
+
+// Adjacent elements, which one vectorised store writes, or several if they have more than kStore bytes.
+template <class Out, u32 count>
+struct alignas(count * sizeof(Out) < kStore ? count * sizeof(Out) : kStore) Piece {
+  static constexpr u32 kCount = count;
+  Out x[count];
+};
+
+template <class Out>
+using Quad = Piece<Out, 4>;
+
 // The elements of one dimension in one group.
 template <class Out, bool antithetic>
-struct Elements {
-  static constexpr u32 kCount = antithetic ? kAntitheticWidth : kWidth;
-  Out x[kCount];
-};
+using Elements = Piece<Out, antithetic ? kAntitheticWidth : kWidth>;
 
 template <class Out, bool antithetic, class Real>
 MULTISAMPLE_FUNCTION Elements<Out, antithetic> scaled(Real mu, Real sigma, const Normals<Real>& z) {

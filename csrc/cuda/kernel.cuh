@@ -21,9 +21,14 @@ MULTISAMPLE_FUNCTION void draw(const Call& call, const Geometry& geometry) {
   } else if constexpr (store_kind == kTransposedStaged) {
     draw_transposed_staged<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kPlain) {
-    draw_plain<Out, shared_noise, antithetic, fast, turns, usual>(call, geometry);
+    constexpr u32 many = sizeof(Out) < 8 && !antithetic ? kOneRowTurns : kPlainTurns;
+    draw_version<turns, usual, kPlainTurns, kPlainTurns, many>(geometry, [&](auto number, auto is_usual) {
+      draw_plain_rows<Out, shared_noise, antithetic, fast, number, is_usual>(call, geometry);
+    });
   } else if constexpr (store_kind == kPlainTransposed) {
-    draw_plain_transposed<Out, shared_noise, antithetic, fast, turns, usual>(call, geometry);
+    draw_version<turns, usual, kManyTurns, 2, kManyTurns>(geometry, [&](auto number, auto is_usual) {
+      draw_plain_pieces<Out, shared_noise, antithetic, fast, number, is_usual>(call, geometry);
+    });
   } else if constexpr (store_kind == kFewRows) {
     draw_few_rows<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kFewColumns) {

@@ -14,20 +14,13 @@
 
 namespace multisample {
 
-// 2^e, for -1022 <= e <= 1023.
-MULTISAMPLE_FUNCTION double power_of_two(i32 e) { return from_float_bits(static_cast<u64>(e + 1023) << 52); }
-
 template <class T>
 MULTISAMPLE_FUNCTION T larger(T x, T y) {
   return x < y ? y : x;
 }
-MULTISAMPLE_FUNCTION i32 bounded(i32 x, i32 least, i32 most) { return x < least ? least : x > most ? most : x; }
 
-// x 2^e. Only the last product rounds, unless x is subnormal.
-MULTISAMPLE_FUNCTION double scaled(double x, i32 e) {
-  const i32 all = bounded(e, -2044, 2046), last = bounded(all, -1022, 1023);
-  return mul_rn(mul_rn(x, power_of_two(all - last)), power_of_two(last));
-}
+// x 2^e, rounded once.
+MULTISAMPLE_FUNCTION double scaled(double x, i32 e) { return scalbn(x, e); }
 // The same with a branch: many GPUs multiply float64 slowly.
 MULTISAMPLE_FUNCTION double scaled_unless_0(double x, i32 e) { return e == 0 ? x : scaled(x, e); }
 MULTISAMPLE_FUNCTION float scaled(float x, i32 e) { return to_float(scaled(to_double(x), e)); }
@@ -182,20 +175,6 @@ struct MomentList {
     return x;
   }
 
-  // The exponent of a block whose largest weight has the biased exponent `field`.
-  MULTISAMPLE_FUNCTION static i32 needed_exponent(u32 field) {
-    using Range = WeightRange<Real>;
-    if (field >= Range::kLeast && field <= Range::kMost) return 0;
-    return static_cast<i32>(field + 1) - static_cast<i32>(Range::kBias);
-  }
-
-  // Raises the exponent to `least` if it is lower, and scales the listed weights.
-  MULTISAMPLE_FUNCTION void raise(i32 least) {
-    if (least <= exponent) return;
-    for (u32 k = threadIdx.x; k < count; k += kMomentThreads) weights[k].scale(exponent - least);
-    exponent = least;
-  }
-
   // Reads the weights of groups [begin, min(end, begin + kFill)), and lists the groups with a nonzero weight. May raise
   // the exponent. Returns the sum of this thread's scaled weights. All threads of the block take part.
   MULTISAMPLE_FUNCTION double fill(u64 begin, u64 end, u64 offset, const Keys<Real>& keys, const Launch& call,
@@ -236,7 +215,11 @@ struct MomentList {
     before %= 1024;
     if (listed > 0) {
       const bool is_ordinary = all >> 10 != 0 && all >> 20 == 0;
-      raise(is_ordinary ? 0 : needed_exponent(largest_of_block(field)));
+      const i32 needed = is_ordinary ? 0 : static_cast<i32>(largest_of_block(field) + 1 - Range::kBias);
+      if (needed > exponent) {
+        for (u32 k = threadIdx.x; k < count; k += kMomentThreads) weights[k].scale(exponent - needed);
+        exponent = needed;
+      }
       if (exponent != 0) {
         for (u32 k = 0; k < kColumns; ++k) w[k] = scaled(w[k], -exponent);
       }

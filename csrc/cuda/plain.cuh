@@ -7,12 +7,13 @@
 
 namespace multisample {
 
-// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `one_row`: a pass of a
-// block has one row. All threads of the block then have the same row. `usual`: see is_usual().
-template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool one_row, bool usual>
+// A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `usual`: see is_usual().
+template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry& geometry) {
   using Real = Computing<Out>;
   constexpr u32 width = Elements<Out, antithetic>::kCount;
+  // Whether a pass of a block has one row. All threads of the block then have the same row.
+  constexpr bool one_row = turns == kOneRowTurns;
   const u32 band = quotient(blockIdx.x, geometry), tile = blockIdx.x - band * geometry.blocks_per_band;
   const u32 row_of_pass = one_row ? 0 : threadIdx.x * geometry.one_by_groups >> 20;
   const u32 apart = one_row ? 1 : geometry.rows_per_pass;
@@ -64,27 +65,6 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry
   } else if constexpr (one_row) {
 #pragma unroll 1
     for (u32 row = begin; row < rows; ++row) draw(row, Constant<1u>{});
-  }
-}
-
-// Where `turns` is 0, the kernel reads the number of rows, and whether the call is usual, from the geometry. Otherwise
-// both are known to the compiler.
-template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
-MULTISAMPLE_FUNCTION void draw_plain(const SampleCall& call, const Geometry& geometry) {
-  const auto draw = [&](auto number, auto is_usual) {
-    constexpr bool one_row = number == kOneRowTurns;
-    draw_plain_rows<Out, shared_noise, antithetic, fast, number, one_row, is_usual>(call, geometry);
-  };
-  if constexpr (turns != 0) {
-    draw(Constant<turns>{}, Constant<usual>{});
-  } else if (!geometry.usual) {
-    geometry.turns == 1 ? draw(Constant<1u>{}, Constant<false>{}) : draw(Constant<kPlainTurns>{}, Constant<false>{});
-  } else if (geometry.turns == 1) {
-    draw(Constant<1u>{}, Constant<true>{});
-  } else if (geometry.turns == kPlainTurns) {
-    draw(Constant<kPlainTurns>{}, Constant<true>{});
-  } else if constexpr (sizeof(Out) < 8 && !antithetic) {
-    draw(Constant<kOneRowTurns>{}, Constant<true>{});
   }
 }
 
@@ -152,20 +132,21 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   }
 }
 
-// `turns` is 0: see draw_plain().
-template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
-MULTISAMPLE_FUNCTION void draw_plain_transposed(const SampleCall& call, const Geometry& geometry) {
-  const auto draw = [&](auto number, auto is_usual) {
-    draw_plain_pieces<Out, shared_noise, antithetic, fast, number, is_usual>(call, geometry);
-  };
+// Calls draw(turns, usual) with the version of a plain kernel. Where `turns` is 0, the kernel reads the version from
+// the geometry: one turn, in usual calls `some` or `many` turns, in others `general` turns. Otherwise the version is
+// known to the compiler.
+template <u32 turns, bool usual, u32 general, u32 some, u32 many, class Draw>
+MULTISAMPLE_FUNCTION void draw_version(const Geometry& geometry, const Draw& draw) {
   if constexpr (turns != 0) {
     draw(Constant<turns>{}, Constant<usual>{});
   } else if (!geometry.usual) {
-    geometry.turns == 1 ? draw(Constant<1u>{}, Constant<false>{}) : draw(Constant<kManyTurns>{}, Constant<false>{});
+    geometry.turns == 1 ? draw(Constant<1u>{}, Constant<false>{}) : draw(Constant<general>{}, Constant<false>{});
   } else if (geometry.turns == 1) {
     draw(Constant<1u>{}, Constant<true>{});
-  } else {
-    geometry.turns == 2 ? draw(Constant<2u>{}, Constant<true>{}) : draw(Constant<kManyTurns>{}, Constant<true>{});
+  } else if (geometry.turns == some) {
+    draw(Constant<some>{}, Constant<true>{});
+  } else if constexpr (many != some) {
+    draw(Constant<many>{}, Constant<true>{});
   }
 }
 

@@ -97,27 +97,20 @@ class ThreadGroup {
     } else if (store_kind == kAligned && whole) {
       down(dimensions, count, at, stride, keys, PutAligned<Out, antithetic>{});
     } else if (store_kind == kShifted && whole) {
-      const u32 thread = threadIdx.x % 32;
+      const u32 lane = threadIdx.x % 32;
       const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
-      char* const end = thread == 0 ? at : at + (kCount - shift) * kSize;
-      const bool first = thread == 0, last = thread == 31;
-      switch (shift) {
-        case 0:
-          if (kCount * kSize > kStore) {
-            down(dimensions, count, at, stride, keys, PutPaired<Out, antithetic>{});
-          } else {
-            down(dimensions, count, at, stride, keys, PutAligned<Out, antithetic>{});
-          }
-          break;
-        case 1: down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 1>{first, last}); break;
-        default:
-          if constexpr (kSize < 8) {
-            if (shift == 2) {
-              down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 2>{first, last});
-            } else {
-              down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 3>{first, last});
-            }
-          }
+      const auto down_shifted = [&](auto by) {
+        char* const end = lane == 0 ? at : at + (kCount - by) * kSize;
+        down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, by>{lane == 0, lane == 31});
+      };
+      if (shift == 0 && kCount * kSize > kStore) {
+        down(dimensions, count, at, stride, keys, PutPaired<Out, antithetic>{});
+      } else if (shift == 0) {
+        down(dimensions, count, at, stride, keys, PutAligned<Out, antithetic>{});
+      } else if (shift == 1) {
+        down_shifted(Constant<1u>{});
+      } else if constexpr (kSize < 8) {
+        shift == 2 ? down_shifted(Constant<2u>{}) : down_shifted(Constant<3u>{});
       }
     } else if (inside_.first < inside_.last) {
       down(dimensions, count, at, stride, keys, PutStrided<Out, antithetic>{call.column_stride, inside_});
@@ -188,51 +181,6 @@ class ThreadGroup {
   Staged staged_;  // for kStaged
 };
 
-// The dimensions of a block's band. The threads load a chunk of them at a time, and prefetch the next chunk while they
-// draw one.
-template <class Real, StoreKind store_kind>
-class Dimensions {
- public:
-  MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const SampleCall& call, const Geometry& geometry)
-      : call_(call), geometry_(geometry), first_row_(first_row), count_(count) {}
-
-  // Starts to load one dimension per thread, of the chunk that begins at row `begin` of the band.
-  MULTISAMPLE_FUNCTION void fetch(u32 begin) {
-    has_dimension_ = threadIdx.x < geometry_.chunk && begin + threadIdx.x < count_;
-    if (has_dimension_) {
-      // Only kStaged interleaves passes of several rows.
-      const u32 row_of_pass = store_kind == kStaged ? threadIdx.x - pass() * geometry_.rows_per_pass : 0;
-      const u64 pass_begin = static_cast<u64>(begin + threadIdx.x - row_of_pass) << geometry_.interleave_log2;
-      const u64 row = first_row_ + pass_begin + row_of_pass;
-      i_ = static_cast<u32>(call_.first_row + row);
-      // Without the jump table of any_element(), nvcc 13.0 keeps the round keys in the threads' registers, and kAligned
-      // takes 2 to 6 % longer.
-      mu_ = any_element<Real>(mu_of(call_), row);
-      sigma_ = any_element<Real>(sigma_of(call_), row);
-    }
-  }
-
-  // Stores the loaded dimension in shared memory, for reads after the next __syncthreads(). Rows that one thread draws
-  // consecutively are adjacent.
-  MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys) const {
-    if (!has_dimension_) return;
-    const u32 row_of_pass = threadIdx.x - pass() * geometry_.rows_per_pass;
-    chunk[row_of_pass * geometry_.pitch + pass()] = {
-        row_part(i_, low(value_of(call_.offset, call_.offset_at)), keys.keys), mu_, sigma_};
-  }
-
- private:
-  // The number, within the chunk, of the pass that draws this thread's dimension.
-  MULTISAMPLE_FUNCTION u32 pass() const { return threadIdx.x * geometry_.one_by_rows >> 20; }
-
-  const SampleCall& call_;
-  const Geometry& geometry_;
-  u64 first_row_;
-  u32 count_, i_;
-  Real mu_, sigma_;
-  bool has_dimension_;
-};
-
 template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
 MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geometry) {
   using Real = Computing<Out>;
@@ -257,20 +205,45 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
               more = left - passes * (step << shift);
     count = passes * step + (more < step ? more : step);
   }
-  Dimensions<Real, store_kind> dimensions(first_row, count, call, geometry);
-  dimensions.fetch(0);
-
+  // The threads load a chunk of dimensions at a time, and prefetch the next chunk while they draw one. A thread loads
+  // one dimension of each chunk. Functions compute its place anew: variables would take registers.
+  const auto pass = [&] { return threadIdx.x * geometry.one_by_rows >> 20; };
+  const auto row_of_pass = [&] { return threadIdx.x - pass() * geometry.rows_per_pass; };
+  bool has_dimension;
+  u32 i;
+  Real mu, sigma;
+  // Starts to load the thread's dimension of the chunk that begins at row `begin` of the band.
+  const auto fetch = [&](u32 begin) {
+    has_dimension = threadIdx.x < geometry.chunk && begin + threadIdx.x < count;
+    if (!has_dimension) return;
+    // Only kStaged interleaves passes of several rows.
+    const u32 beside = store_kind == kStaged ? row_of_pass() : 0;
+    const u64 row = first_row + (static_cast<u64>(begin + threadIdx.x - beside) << shift) + beside;
+    i = static_cast<u32>(call.first_row + row);
+    // Without the jump table of any_element(), nvcc 13.0 keeps the round keys in the threads' registers, and kAligned
+    // takes 2 to 6 % longer.
+    mu = any_element<Real>(mu_of(call), row);
+    sigma = any_element<Real>(sigma_of(call), row);
+  };
+  fetch(0);
   const Keys<Real> keys(call.seed);
+  // Stores the loaded dimension in shared memory, for reads after the next __syncthreads(). Rows that one thread draws
+  // consecutively are adjacent.
+  const auto put = [&](Dimension<Real>* chunk) {
+    if (!has_dimension) return;
+    const RowPart words = row_part(i, low(value_of(call.offset, call.offset_at)), keys.keys);
+    chunk[row_of_pass() * geometry.pitch + pass()] = {words, mu, sigma};
+  };
   const u32 row = threadIdx.x * geometry.one_by_groups >> 20;
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.groups_per_pass +
               (threadIdx.x - row * geometry.groups_per_pass);
   char* out = static_cast<char*>(call.matrix) + static_cast<i64>(first_row) * call.row_stride;
   ThreadGroup columns(group, row, out, stages, keys, call, geometry);
-  dimensions.put(chunks[0], keys);
+  put(chunks[0]);
   __syncthreads();
   for (u32 begin = 0, tiles = 1, parity = 0;;) {
     const bool goes_on = count - begin > geometry.chunk;
-    if (goes_on) dimensions.fetch(begin + geometry.chunk);
+    if (goes_on) fetch(begin + geometry.chunk);
     const u32 rows = goes_on ? geometry.chunk : count - begin;
     columns.draw(chunks[parity], rows, out, keys, call, geometry);
     if (store_kind == kShifted && geometry.rest > 0 && column_block == geometry.blocks_per_band - 1 &&
@@ -281,7 +254,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
       begin += geometry.chunk;
       out += geometry.chunk * (call.row_stride * (i64{1} << shift));
       parity ^= 1;
-      dimensions.put(chunks[parity], keys);
+      put(chunks[parity]);
       __syncthreads();
     } else if (tiles < geometry.steps) {
       // A band with several tiles has one chunk of dimensions.

@@ -9,18 +9,6 @@
 
 namespace multisample {
 
-// Four adjacent elements: one vectorised store, or two for float64.
-template <class Out>
-struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
-  Out x[4];
-};
-
-// `count` adjacent elements, which one vectorised store writes.
-template <class Out, u32 count>
-struct alignas(count * sizeof(Out)) Piece {
-  Out x[count];
-};
-
 // Columns `first` to `last` of a group are inside the matrix.
 struct Inside {
   u32 first, last;
@@ -35,9 +23,6 @@ struct Inside {
 
   MULTISAMPLE_FUNCTION bool has(u32 column) const { return column >= first && column < last; }
 };
-
-// Bytes of the largest store of a thread.
-constexpr u32 kStore = 16;
 
 // Stores `count` elements per lane, which have more than 16 bytes. The elements of the warp are adjacent. Lane pairs
 // exchange halves, so that each store of the warp fills whole sectors: a store of half a sector is slower. All lanes of
@@ -86,13 +71,11 @@ struct PutPaired {
     if constexpr (sizeof(Group) > kStore) {
       put_sectors<Group::kCount>(at, group.x, false);
     } else {
-      struct alignas(sizeof(Group)) Whole {
-        Group group;
-      };
-      *reinterpret_cast<Whole*>(at) = {group};
+      *reinterpret_cast<Group*>(at) = group;
     }
   }
 };
+
 // For a whole warp in one row. The warp's first column lies `shift` elements behind an aligned address. Each lane takes
 // the last `shift` columns of the previous lane by shuffle, and then has quads at aligned addresses. Lane 0 stores the
 // first columns of the warp one by one, and lane 31 the last columns.

@@ -7,8 +7,6 @@
 #include "cuda/perturb_kernel.cuh"
 // clang-format on
 
-#include <vector>
-
 namespace {
 
 using namespace cases;
