@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class BackendUnavailableError(RuntimeError):
     """A backend cannot run here. The message gives every reason and the command that fixes it.
@@ -33,6 +31,3 @@ class UnknownBackendError(ValueError):
     """
 
     __module__ = "multisample"
-
-    def __init__(self, name: object, names: Iterable[str]) -> None:
-        super().__init__(f"backend: no backend is called {name!r}; accepted are 'auto', " + ", ".join(map(repr, names)))

@@ -25,7 +25,8 @@ def find(name: str) -> Backend:
     backend = _registered.get(name)
     if backend is None:
         if name not in _BUILT_IN:
-            raise UnknownBackendError(name, names())
+            accepted = ", ".join(map(repr, ("auto", *names())))
+            raise UnknownBackendError(f"backend: no backend is called {name!r}; accepted are {accepted}")
         backend = importlib.import_module(f".{name}", __package__).BACKEND
         _registered[name] = backend
     return backend

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import itertools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -83,9 +84,10 @@ def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: p
 
 def test_the_error_for_an_unknown_name_lists_registered_names(pretend: Callable[..., Fake]) -> None:
     pretend("abacus", "no beads")
-    with pytest.raises(UnknownBackendError, match=r"^backend: .*'tpu'; accepted are 'auto', .*'cpu'.*'abacus'"):
+    with pytest.raises(UnknownBackendError, match=r"^backend: .*'tpu'; accepted are 'auto', .*'cpu'.*'abacus'") as e:
         sample([0.0], [1.0], 2, backend="tpu")
     assert issubclass(UnknownBackendError, ValueError)
+    assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)  # A process pool returns the error.
 
 
 @pytest.mark.parametrize("convert", [np.array, list, torch.tensor])
