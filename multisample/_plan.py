@@ -254,7 +254,7 @@ class Plan:
             counter.keep_for_graph()
         with counter.lock:
             # The backward pass needs this call's offset, and `advance` changes the counter.
-            copy = counter.array.clone() if self._keeps_offset else None  # A tensor.
+            copy = counter.array.clone() if self._keeps_offset else None  # Only tensors' plans keep it.
             offset_at = counter.address if copy is None else self._address(copy)
             if not self.is_empty:
                 self._launch(*before, offset_at, *after)
@@ -349,7 +349,7 @@ class PlanCache(dict[Hashable, P]):
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self.get = super().get  # type: ignore[method-assign]  # Found 0.04 us faster than the method of the class.
+        self.get = super().get  # type: ignore[method-assign]  # Looked up 0.04 us faster than a method of the class.
         self.every.append(self)
         os.register_at_fork(after_in_child=self._after_fork)
 

@@ -240,8 +240,8 @@ class TorchExtBackend:
         `mask` has the bits that are 0 in the address of an aligned vector. `has_list` says that the seed is the only
         element of a list or tuple, and `checks` that values in host memory are checked. A sample whose `results` is 1
         also returns its noise. For a gradient, `matrix` is an example of the matrices that the plan reads.
-        `functions` are the first of ``PlanFunction`` in C++. ``run_in_python`` runs calls that raise or are uncommon;
-        without it, such calls return None.
+        `functions` are those of ``PlanFunction`` in C++, without the last two. If that for calls that raise or are
+        uncommon, ``kRunInPython``, is None, such calls return None.
         """
         if self.builtins is None:
             return None

@@ -219,7 +219,7 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
 
 
 def _rules(operator: Any, function: Any, tensors: int, count: int) -> tuple[Any, Any]:
-    """The rules for autograd and for torch.func, of an operator that is differentiable in its first `tensors`.
+    """The rules for autograd and for torch.func, of an operator differentiable in its first `tensors` arguments.
 
     It has `count` positional arguments, of which the last two, counter and keys, may be missing.
     """

@@ -119,7 +119,8 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Laun
 // multisample/_routes/torch_compile_perturb.py.
 STABLE_TORCH_LIBRARY(multisample, m) {
   // seed and offset are the bits of unsigned integers. The kernel reads counter, one element, in place of offset. With
-  // keys, shape (B, 2), there is a matrix for each key, which is a seed and an offset, in place of both.
+  // keys, shape (B, 2), there is a matrix for each row of keys, a seed and an offset; seed, offset and counter are
+  // ignored.
   // counter and keys are positional: with a keyword-only tensor, PyTorch registers neither derivatives nor batching
   // rules.
   m.def(

@@ -1,4 +1,4 @@
-"""`minimize` and `CEM`: arguments and state. `_refit` has the arithmetic."""
+"""`minimize` and `CEM`: arguments and state. `_refit` has the arithmetic and the ways a run ends."""
 
 from __future__ import annotations
 
@@ -361,7 +361,8 @@ class CEM(Generic[ArrayT]):
         with arrays.scope():
             bounds = None if self._bounds is None else tuple(map(self._on_host, self._bounds))
         mu, sigma, key = self._on_host(self.mu), self._on_host(self.sigma), self._generator.take()
-        # Of one column, NumPy adds the rows in another order than of several, and a score could round differently.
+        # Each task has at least two samples: of one column, NumPy adds the rows in another order than of several, and
+        # a score could round differently.
         k = min(k, self._n // 2)
         edges = [self._n * i // k for i in range(k + 1)]
         return [
