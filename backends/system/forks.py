@@ -11,7 +11,6 @@ these threads forever.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from pathlib import Path
@@ -20,26 +19,26 @@ from typing import Any
 # Linux's flag PF_FORKNOEXEC.
 _FORKED_WITHOUT_EXEC = 0x40
 
-_process = os.getpid()
-
 # Numba's lock, once for each fork that holds it or waits for it.
 _held: list[Any] = []
 
 
-def is_forked() -> bool:
-    """Whether this process began by a fork."""
-    return os.getpid() != _process or _began_by_fork()
-
-
-@functools.cache
 def _began_by_fork() -> bool:
-    """Whether Linux started the process that imported this module by a fork, and it has executed no program since."""
+    """Whether Linux started this process by a fork, and it has executed no program since."""
     try:
         # The program's name, in parentheses, may have any characters.
         fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
         return bool(int(fields[6]) & _FORKED_WITHOUT_EXEC)
     except (OSError, ValueError, IndexError):
         return False
+
+
+_forked = _began_by_fork()
+
+
+def is_forked() -> bool:
+    """Whether this process began by a fork."""
+    return _forked
 
 
 def _acquire() -> None:
@@ -56,4 +55,10 @@ def _release() -> None:
             _held.pop().release()
 
 
-os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_release)
+def _begin_child() -> None:
+    global _forked
+    _forked = True
+    _release()
+
+
+os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_begin_child)

@@ -22,12 +22,8 @@ _WORD = ir.IntType(64)
 
 @intrinsic
 def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any, stride: Any = None) -> Any:
-    """The `length` numbers of type `dtype` at an address as an array.
-
-    With a `stride` in bytes, the address may be unaligned.
-    """
-    options = {"layout": "A", "aligned": False} if stride else {"layout": "C"}
-    result = types.Array(dtype.dtype, 1, **options)
+    """The `length` numbers of type `dtype` at an address, which may be unaligned, as an array; `stride` is in bytes."""
+    result = types.Array(dtype.dtype, 1, "A" if stride else "C", aligned=False)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = builder.inttoptr(args[0], context.get_data_type(dtype.dtype).as_pointer())

@@ -39,8 +39,8 @@ _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
 # States. Any other number is the address of the call that has taken the record: the helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
-# The cache line before the records: the C function that starts a helper, and how many helpers all
-# running calls want together.
+# The cache line before the records: the C function that starts a helper, and how many helpers all running calls want
+# together.
 _START, _WANTED, _FIRST = 0, 1, _LINE
 _POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
 # Compiled code finds `_shared` by its symbol. Its elements: the address of the pool; the most threads of a call.
