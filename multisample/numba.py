@@ -40,7 +40,7 @@ def _word(name):
 _seed, _offset, _i, _j, _g = map(_word, ("seed", "offset", "i", "j", "g"))
 
 
-@jit()
+@jit
 def _words(seed, offset, i, g, fine):
     seed, offset = _seed(seed), _offset(offset)
     k0, k1 = stream_key(seed)
@@ -50,7 +50,7 @@ def _words(seed, offset, i, g, fine):
     )  # fmt: skip
 
 
-@jit()
+@jit
 def _pair(w, j):
     """The words of column `j`, twice, as the four words of a group. The compiler drops the second pair of normals."""
     second = j & np.uint64(2) != 0
@@ -58,12 +58,12 @@ def _pair(w, j):
     return a, b, a, b
 
 
-@jit()
+@jit
 def _chosen(z, j):
     return z[1] if j & np.uint64(1) != 0 else z[0]
 
 
-@jit()
+@jit
 def normal(seed, offset, i, j):
     """The float32 normal ``z[i, j]``.
 
@@ -96,7 +96,7 @@ def normal(seed, offset, i, j):
     return _chosen(normals_f32(_pair(w, j)), j)
 
 
-@jit()
+@jit
 def normals4(seed, offset, i, g):
     """The float32 normals of row `i` in columns ``4 g`` to ``4 g + 3``, for less than the price of two.
 
@@ -121,7 +121,7 @@ def normals4(seed, offset, i, g):
     return normals_f32(_words(seed, offset, i, _g(g), np.uint64(0)))
 
 
-@jit()
+@jit
 def normal_f64(seed, offset, i, j):
     """The normal ``z[i, j]`` as drawn for type float64.
 
@@ -147,7 +147,7 @@ def normal_f64(seed, offset, i, j):
     return _chosen(normals_f64(_pair(w, j), _pair(fine, j)), j)
 
 
-@jit()
+@jit
 def normals4_f64(seed, offset, i, g):
     """The float64 normals of row `i` in columns ``4 g`` to ``4 g + 3``, which refine `normals4`.
 

@@ -150,9 +150,9 @@ def inline(function: Function) -> Function:
     return compiled
 
 
-def jit(*, forceinline: bool = True) -> Callable[[Function], Any]:
-    """Decorator: `numba.njit`, but compiles also where NUMBA_DISABLE_JIT is set."""
-    return lambda function: _Dispatcher(function, {}, {"nopython": True, "forceinline": forceinline})
+def jit(function: Callable[..., Any]) -> Any:
+    """Decorator: ``numba.njit(forceinline=True)``, but compiles also where NUMBA_DISABLE_JIT is set."""
+    return _Dispatcher(function, {}, {"nopython": True, "forceinline": True})
 
 
 def callee(function: Callable[..., Any], name: str) -> Any:

@@ -29,7 +29,7 @@ _BYTES_55, _BYTES_33, _BYTES_0F, _BYTES_01 = (np.uint64(0x0101010101010101 * byt
 _ZERO, _NINE = np.uint64(0), np.uint64(9)
 
 
-@jit()
+@jit
 def count(x):
     """The number of set bits of a uint64, as an int64, in the form that LLVM replaces with one instruction."""
     x -= x >> np.uint64(1) & _BYTES_55
@@ -37,7 +37,7 @@ def count(x):
     return np.int64((x + (x >> np.uint64(4)) & _BYTES_0F) * _BYTES_01 >> np.uint64(56))
 
 
-@jit()
+@jit
 def covered(x, lowest):
     """The cells of word `x` at or below full cells; `lowest` has the covered cells in the next word's lowest row."""
     x |= x >> _TEN
@@ -45,7 +45,7 @@ def covered(x, lowest):
     return x | x >> _FORTY | lowest * LEFT
 
 
-@jit()
+@jit
 def column_heights(board, heights):
     """Write the heights of the ten columns."""
     c3 = covered(board[3], _ZERO)
@@ -57,7 +57,7 @@ def column_heights(board, heights):
         heights[column] = count(c0 & cells) + count(c1 & cells) + count(c2 & cells) + count(c3 & cells)
 
 
-@jit()
+@jit
 def landing_row(heights, bottoms, column):
     """The row of a piece's lowest cells after a free fall; `heights` has three elements after the ten columns."""
     return max(
@@ -66,7 +66,7 @@ def landing_row(heights, bottoms, column):
     )
 
 
-@jit()
+@jit
 def drop(board, cells, row):
     """The board with the `cells` of a piece added at `row`, and a mask of the full rows among the four from `row` on.
 
@@ -96,7 +96,7 @@ def drop(board, cells, row):
     return (x0, x1, x2, x3), nine + _FOUR_LEFT & rows & _FOUR_RIGHT
 
 
-@jit()
+@jit
 def _without_row(x, above, row):
     """Word `x` without row `row`, and with the lowest row of the word `above` at the top.
 
@@ -106,7 +106,7 @@ def _without_row(x, above, row):
     return x & below | (x >> _TEN | above << _FIFTY) & CELLS & ~below
 
 
-@jit(forceinline=False)
+@jit
 def without_full_rows(board, full, row):
     """The board without the rows in the mask `full`, which covers the four rows from `row` on."""
     x0, x1, x2, x3 = board

@@ -38,7 +38,7 @@ _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _TEN, _TWENTY, _FORTY, _FIFTY = (np.uint64(bits) for bits in (10, 20, 40, 50))
 
 
-@jit()
+@jit
 def _on_holes(x, below):
     """Full cells in unbroken stacks directly above holes; `below` has holes and such cells in the row below `x`."""
     on = x & (~x << _TEN & CELLS & ~ROW | below)
@@ -49,13 +49,13 @@ def _on_holes(x, below):
     return on | x & on << _FORTY
 
 
-@jit()
+@jit
 def _wells(x):
     """Empty cells between full ones."""
     return ~x & (x << _ONE | LEFT) & (x >> _ONE | RIGHT) & CELLS
 
 
-@jit()
+@jit
 def _well_sum(board, words):
     x0, x1, x2, x3 = board
     t0, t1, t2, t3 = _wells(x0), _wells(x1), _wells(x2), _wells(x3)
@@ -73,7 +73,7 @@ def _well_sum(board, words):
     return total
 
 
-@jit()
+@jit
 def _sums(board, words):
     """Return six features of a board: row and column transitions, holes, wells, hole depth, and rows with holes.
 
@@ -99,7 +99,7 @@ def _sums(board, words):
     return rows, columns + count(below), holes, _well_sum(board, words), depth, with_holes
 
 
-@jit()
+@jit
 def dellacherie(board, height, landing, eroded, features, heights):
     """Write the eight features of Dellacherie, Thiery and Scherrer."""
     features[0], features[1] = landing, eroded
@@ -112,7 +112,7 @@ def dellacherie(board, height, landing, eroded, features, heights):
     features[2] += 2 * (height - rows)
 
 
-@jit()
+@jit
 def bertsekas(board, height, landing, eroded, features, heights):
     """Write the 22 features of Bertsekas and Tsitsiklis; `heights` is scratch memory."""
     column_heights(board, heights)

@@ -36,7 +36,7 @@ _HEIGHTS = 13
 _SOURCES = python_sources("examples", "tetris")
 
 
-@jit()
+@jit
 def _draw_four(seed, game, block, kinds):
     """Write pieces ``4 * block`` to ``4 * block + 3`` of a game; the seven pieces are equally likely."""
     words = philox4x32_10(
@@ -47,7 +47,7 @@ def _draw_four(seed, game, block, kinds):
         kinds[k] = word(words[k]) * _KINDS >> _THIRTY_TWO
 
 
-@jit()
+@jit
 def _place(write_features, board, heights, orientation, column, height, features, scratch):
     """Write the features of a placement; returns the board after it, and the number of completed rows.
 
@@ -68,7 +68,7 @@ def _place(write_features, board, heights, orientation, column, height, features
     return board, lines
 
 
-@jit()
+@jit
 def _play(write_features, d, weights, state, seed, game, height, most_pieces, most_lines):
     """Place up to `most_pieces` pieces, each where the value is highest; returns the last orientation and column.
 
