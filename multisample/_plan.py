@@ -145,8 +145,8 @@ class Plan:
     ) -> tuple[Any, int, int, Any]:  # fmt: skip
         """Launch. For samples, `matrix` is `out` or None; for gradients, the matrix that is read.
 
-        Returns the result or results; seed; offset; and the device array that has the offset, or None if the host
-        knows it. For gradients, `seed` may be the seed, offset and offset array that the sample returned.
+        Returns the result or results, the seed, the offset, and the device array that has the offset. The array is
+        None if the host knows the offset. For gradients, `seed` may be the last three values that the sample returned.
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
@@ -240,7 +240,7 @@ class Plan:
         return result, seed, offset, offset_array
 
     def functions(self, run_in_python: Callable[..., Any] | None) -> tuple[Any, ...]:
-        """The functions that the compiled twin of the plan calls: see `TorchExtBackend.compiled_plan`."""
+        """The Python functions that a compiled plan calls: see `TorchExtBackend.compiled_plan`."""
         size, allocate = self._scratch_size, self._scratch
         return (
             self._allocate, self._take, self._check_generator, run_in_python, self._stream, self._is_capturing,
@@ -254,7 +254,7 @@ class Plan:
             counter.keep_for_graph()
         with counter.lock:
             # The backward pass needs this call's offset, and `advance` changes the counter.
-            copy = counter.array.clone() if self._keeps_offset else None  # Only tensors' plans keep it.
+            copy = counter.array.clone() if self._keeps_offset else None  # Only plans of tensors keep it.
             offset_at = counter.address if copy is None else self._address(copy)
             if not self.is_empty:
                 self._launch(*before, offset_at, *after)

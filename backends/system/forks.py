@@ -19,7 +19,7 @@ from typing import Any
 # Linux's flag PF_FORKNOEXEC.
 _FORKED_WITHOUT_EXEC = 0x40
 
-# Numba's lock, once for each fork that holds it or waits for it.
+# An entry, which is Numba's lock, for each fork in progress: the fork holds the lock or waits for it.
 _held: list[Any] = []
 
 

@@ -56,7 +56,7 @@ constexpr u32 kMostFewRows = 2;
 constexpr u32 kSmallThreads = 256;
 // Maximum threads of a block with kPlain.
 constexpr u32 kPlainThreads = 128;
-// Dimensions per thread: of a piece with kTransposed and kPlainTransposed, of a pass with kFewColumns.
+// Dimensions that a thread draws for one piece (kTransposed, kPlainTransposed) or in one pass (kFewColumns).
 template <u32 size>
 constexpr u32 kOwnRows = size == 8 ? 2 : 4;
 // Maximum threads of a block with row stores: one pass has room for the 256 groups of 1024 columns, and one more warp.
@@ -261,8 +261,8 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   u64 tiles = 1, per_pass = 1;
   const bool cheap = is_cheap(call);
   // A store of half a sector is slower than a store of a whole sector. Cheap noise does not hide the difference.
-  const bool halves_matter = call.shared_noise || (cheap && call.antithetic);
-  const bool prefers_pieces = has_aligned_pieces(call, size) && (bits % 32 == 0 || !halves_matter);
+  const bool avoids_half_sectors = call.shared_noise || (cheap && call.antithetic);
+  const bool prefers_pieces = has_aligned_pieces(call, size) && (bits % 32 == 0 || !avoids_half_sectors);
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
   // Where arithmetic is the limit, kTransposed is faster than kTransposedStaged with few groups in a pass.
   const bool fits = most_groups > (call.shared_noise || call.antithetic ? 0 : cheap ? 1 : 3);

@@ -202,7 +202,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   const u32 block_of_run = blockIdx.x - run_of_blocks * geometry.run_of_blocks;
   const u32 segment = geometry.across ? run_of_blocks : block_of_run, height = rows * geometry.tiles;
   const u64 all_rows = height * geometry.sweeps, row_block = geometry.across ? block_of_run : run_of_blocks;
-  // The last two blocks may share rows, for which both compute the same sums.
+  // The last two blocks may have rows in common. Both blocks compute the same sums of these rows.
   const u64 first_row = min(row_block * all_rows, call.rows - all_rows);
   const u64 segment_begin = static_cast<u64>(segment) * (geometry.turns * geometry.slots);
   const u32 turns = segment + 1 < geometry.segments ? geometry.turns : geometry.last_turns;

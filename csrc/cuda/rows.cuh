@@ -205,8 +205,8 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
               more = left - passes * (step << shift);
     count = passes * step + (more < step ? more : step);
   }
-  // The threads load a chunk of dimensions at a time, and prefetch the next chunk while they draw one. A thread loads
-  // one dimension of each chunk. Functions compute its place anew: variables would take registers.
+  // The dimensions come in chunks. While the threads of a block draw one chunk, they load the next, one dimension each.
+  // The lambdas compute the thread's place in a pass at each use, since variables would take registers.
   const auto pass = [&] { return threadIdx.x * geometry.one_by_rows >> 20; };
   const auto row_of_pass = [&] { return threadIdx.x - pass() * geometry.rows_per_pass; };
   bool has_dimension;

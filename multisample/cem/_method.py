@@ -1,4 +1,4 @@
-"""`minimize` and `CEM`: arguments and state. `_refit` has the arithmetic and the ways a run ends."""
+"""`minimize` and `CEM`: arguments and state. The next mean and standard deviation, and why a run ends: `_refit`."""
 
 from __future__ import annotations
 
@@ -361,8 +361,8 @@ class CEM(Generic[ArrayT]):
         with arrays.scope():
             bounds = None if self._bounds is None else tuple(map(self._on_host, self._bounds))
         mu, sigma, key = self._on_host(self.mu), self._on_host(self.sigma), self._generator.take()
-        # Each task has at least two samples: of one column, NumPy adds the rows in another order than of several, and
-        # a score could round differently.
+        # A task has at least two samples. NumPy adds the rows of a single column in another order than those of several
+        # columns, so a score could round differently.
         k = min(k, self._n // 2)
         edges = [self._n * i // k for i in range(k + 1)]
         return [

@@ -127,8 +127,8 @@ def _check(mu: Vector, sigma: Vector, args: argparse.Namespace, options: dict[st
 def windows(shape: tuple[int, int], capacity: int) -> Iterator[tuple[slice, slice]]:
     """Windows of at most `capacity` elements that tile a matrix of this shape: contiguous, in the order of its file."""
     height, width = shape
-    # The stream has blocks of four samples. Windows of whole blocks compute no block twice. With layout nd, windows of
-    # one to three rows compute each block up to four times, because the file is written in its order.
+    # Windows of whole blocks of the stream, which have four samples, compute no block twice. In layout nd, a row is a
+    # sample: where only one to three rows fit into a window, up to four windows compute the same block.
     if width > capacity:
         rows, columns = 1, capacity - capacity % 4
     else:

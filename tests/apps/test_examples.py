@@ -222,6 +222,12 @@ def test_workers_that_exchange_scores_keep_equal_parameters(printed: Printed) ->
     assert float(lines[-1][1]) > 0.1 * float(lines[0][1])
 
 
+@pytest.mark.slow
+def test_a_failed_worker_of_an_evolution_strategy_ends_the_others() -> None:
+    with pytest.raises(RuntimeError, match="nowhere"):  # Not the BrokenBarrierError of the other worker.
+        evolution_strategy.train(["cpu", "nowhere"], steps=1)
+
+
 def test_workers_of_an_evolution_strategy_share_scores_and_seeds_alone() -> None:
     key = multisample.Key(3, 9)
     parameters = {name: np.zeros(shape, np.float32) for name, shape in evolution_strategy.SHAPES.items()}

@@ -35,7 +35,7 @@ def numbers_at(typingctx: Any, address: Any, length: Any, dtype: Any, stride: An
 @inline
 def word_at(address):
     """The int64 at an address, which need not be aligned."""
-    return numbers_at(address, 1, np.int64, 8)[0]
+    return numbers_at(address, 1, np.int64)[0]
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""CPU intrinsics that Numba lacks: views, vectors, prefetches, the stack, atomics, settings of floating point."""
+"""CPU intrinsics that Numba lacks: arrays at addresses, vectors, prefetches, the stack, atomics, rounding modes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multisample.backends.kernels.stream.vectors import Vector
 
 
 def _address(context: Any, builder: Any, array: Any, args: Any, element: Any = None) -> Any:
-    """The address of an element of an array of unit stride, the first two `args`, as a pointer to `element`."""
+    """The address of element ``args[1]`` of the array ``args[0]``, which has unit stride, as a pointer to `element`."""
     address = builder.gep(context.make_array(array)(context, builder, args[0]).data, [args[1]])
     return builder.bitcast(address, element.as_pointer()) if element else address
 
@@ -107,7 +107,7 @@ _ARM_FLAGS = 1 << 24 | 3 << 22 | 1 << 19
 def _floats(builder: Any) -> tuple[Any, Any, Callable[[Any], object]]:
     """The thread's floating-point settings, the flags to clear, and a function that emits a change of the settings.
 
-    Other processors keep their settings.
+    On other processors than x86 and ARM, both numbers are 0, and the function does nothing.
     """
     word, module, triple = ir.IntType(32), builder.module, str(builder.module.triple)
     if triple.startswith(("x86", "i386", "i686")):
