@@ -82,7 +82,7 @@ constexpr u32 kPlainTurns = 4, kOneRowTurns = 8, kManyTurns = 3;
 constexpr u32 kMostSmallRows = 8, kBusyThreads = 1 << 17;
 // Maximum groups per pass of kTransposed if a pass has several blocks.
 constexpr u32 kMostGroupsPerPass = 16;
-// Maximum passes of a block with transposed stores.
+// Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
 constexpr u32 kMostPasses = 32;
 // Maximum threads of a block whose passes have several short rows.
 constexpr u32 kShortRowThreads = 2 * kShortRow;
@@ -295,7 +295,10 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   g.chunk = g.threads / g.groups_per_pass * g.groups_per_pass;
   const u64 all = ceil_div(groups, g.groups_per_pass);
   const u64 most = all <= kMostPasses ? kMostPasses : most_passes(call, g.store_kind, bits % 32 == 0);
-  const u64 passes = min(max(min(ceil_div(all * tiles, 1024), 8), all * tiles / 2048), most);
+  // The grid has at most 2^30 blocks.
+  const u64 least = ceil_div(all * tiles, u64{1} << 30);
+  const u64 wanted = max(min(ceil_div(all * tiles, 1024), 8), all * tiles / 2048);
+  const u64 passes = max(min(wanted, most), least);
   g.band_groups = static_cast<u32>(passes * g.groups_per_pass);
   g.blocks_per_band = static_cast<u32>(tiles);
   g.blocks = static_cast<u32>(ceil_div(all, passes) * tiles);

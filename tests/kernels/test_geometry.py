@@ -19,8 +19,8 @@ from multisample.backends.launch import PACKED_LAUNCH, SIZES, ElementType, Launc
 
 pytestmark = requires_gxx
 
-MOST_BYTES = 2**42
-"""The largest output in bytes for which the number of blocks must stay within CUDA's limit. GPUs have less memory."""
+MOST_BYTES = 2**44
+"""The largest output in bytes for which the number of blocks must stay within CUDA's limit. No GPU can address more."""
 
 # The format of the C++ struct. Only `row_step` and `column_step` are signed.
 FORMAT = struct.Struct("17IiIi6I")

@@ -361,6 +361,7 @@ def _transposed(launch: Launch, g: Geometry, groups: int) -> Geometry:
     if passes_all > _MOST_PASSES:
         most = _most_passes(g.store_kind, cheap, shared_noise, antithetic, whole_sectors)
     passes = min(most, max(min(8, ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
+    passes = max(passes, ceil_div(passes_all * tiles, 2**30))
     return g._replace(
         blocks=ceil_div(passes_all, passes) * tiles, threads=threads, groups_per_pass=per_pass,
         chunk=threads // per_pass * per_pass, blocks_per_band=tiles, band_groups=passes * per_pass,
