@@ -8,11 +8,12 @@ is waited for: throughput, where the device takes longer than the host. Ratios a
 A population has 64 members of 2^20 parameters: "perturb" makes it in one call, "vmap" draws each by threefry.
 
 "normal" draws with threefry, "rbg" with JAX's generator of that name. "mu + sigma" is what any jitted call costs. Eager
-calls have a key or an integer as their seed. "copy of a seed" copies the 8 bytes of an integer seed to the device.
-"torch_ext" is a call with PyTorch tensors on the same GPU.
+calls have a key or an integer as their seed, the same in all calls or a new one in each. "copy of a seed" copies the 8
+bytes of an integer seed to the device. "torch_ext" is a call with PyTorch tensors on the same GPU.
 """
 
 import functools
+import itertools
 import sys
 from typing import Any
 
@@ -31,6 +32,7 @@ def contenders(platform: str, d: int, n: int) -> dict[str, Call]:
     """Functions of no argument that return what is to be waited for."""
     mu, sigma = jnp.linspace(-1, 1, d, dtype=jnp.float32), jnp.linspace(1, 2, d, dtype=jnp.float32)
     key, rbg, words = jax.random.key(0), jax.random.key(0, impl="rbg"), np.zeros(2, np.uint32)
+    seeds = itertools.count(2**20)
 
     draw = jax.jit(lambda mu, sigma, key: multisample.sample(mu, sigma, n, seed=key))
     normal = jax.jit(lambda mu, sigma, key: mu[:, None] + sigma[:, None] * jax.random.normal(key, (d, n)))
@@ -42,6 +44,8 @@ def contenders(platform: str, d: int, n: int) -> dict[str, Call]:
         "mu + sigma": lambda: add(mu, sigma),
         "sample, eager, key": lambda: multisample.sample(mu, sigma, n, seed=key),
         "sample, eager": lambda: multisample.sample(mu, sigma, n, seed=7),
+        "sample, eager, new seeds": lambda: multisample.sample(mu, sigma, n, seed=next(seeds)),
+        "sample, eager, new keys": lambda: multisample.sample(mu, sigma, n, seed=jax.random.key(next(seeds))),
         "copy of a seed": lambda: jax.device_put(words),
     }
     if platform == "cuda":

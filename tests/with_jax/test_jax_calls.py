@@ -133,14 +133,14 @@ def test_bytes_on_a_device_are_words_of_a_call(offset: int, monkeypatch: pytest.
         check_same(sample(*vectors(), N, **window), sample(MU, SIGMA, N, **window))
 
 
-def test_on_a_gpu_an_integer_seed_is_not_copied_twice(gpus: list[Any]) -> None:
+def test_on_a_gpu_the_bytes_of_a_seed_are_copied_once(gpus: list[Any]) -> None:
     mu, sigma = jax.device_put(vectors(), gpus[-1])
-    expected = sample(MU, SIGMA, N, seed=7)
     sample(mu, sigma, N, seed=7)
-    with jax.transfer_guard_host_to_device("disallow_explicit"):
-        x = sample(mu, sigma, N, seed=7)
-    assert x.devices() == {gpus[-1]}
-    check_same(x, expected)
+    for seed in (7, 7 << 32):
+        with jax.transfer_guard_host_to_device("disallow_explicit"):
+            x = sample(mu, sigma, N, seed=seed)
+        assert x.devices() == {gpus[-1]}
+        check_same(x, sample(MU, SIGMA, N, seed=seed))
 
 
 def test_windows_are_operands(jax_place: str, x64: None) -> None:
