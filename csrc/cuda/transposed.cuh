@@ -18,12 +18,6 @@ namespace multisample {
 template <u32 count>
 constexpr u32 kAllOf = ~0u >> (32 - count);
 
-// The lowest `n` bits, with n clamped to the range from 0 to `count`.
-template <u32 count>
-MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
-  return n < 0 ? 0 : n < static_cast<i32>(count) ? (1u << n) - 1 : kAllOf<count>;
-}
-
 // The dimensions of one thread.
 template <class Out, u32 own_rows>
 struct ThreadDimensions {
@@ -249,12 +243,13 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
   }
   made.inside = exists && thread % 32 >= overlap ? Made::kAll : 0;
   if (first < (delta == 0 ? 0 : static_cast<i32>(own_rows) - 1) || first + own_rows > rows) {
-    const i32 to_first = static_cast<i32>(-first), to_end = static_cast<i32>(rows - first);
 #pragma unroll
     for (u32 c = 0; c < width; ++c) {
-      const i32 back = static_cast<i32>(c * delta % own_rows);
-      const u32 outside = first_bits<own_rows>(to_first + back) | ~first_bits<own_rows>(to_end + back);
-      made.inside &= ~((outside & kAllOf<own_rows>) << c * own_rows);
+#pragma unroll
+      for (u32 s = 0; s < own_rows; ++s) {
+        const i64 place = first + s - static_cast<i64>(c * delta % own_rows);
+        if (place < 0 || place >= rows) made.inside &= ~(1u << (c * own_rows + s));
+      }
     }
   }
 
