@@ -260,13 +260,10 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   const u64 room = staged * (call.antithetic ? own_rows / 2 : own_rows), most_groups = room / call.rows;
   u64 tiles = 1, per_pass = 1;
   const bool cheap = is_cheap(call);
-  // A store of half a sector is slower than a store of a whole sector. Cheap noise does not hide the difference.
-  const bool avoids_half_sectors = call.shared_noise || (cheap && call.antithetic);
-  const bool prefers_pieces = has_aligned_pieces(call, size) && (bits % 32 == 0 || !avoids_half_sectors);
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
   // Where arithmetic is the limit, kTransposed is faster than kTransposedStaged with few groups in a pass.
   const bool fits = most_groups > (call.shared_noise || call.antithetic ? 0 : cheap ? 1 : 3);
-  if (!prefers_pieces && side_by_side && fits) {
+  if (!has_aligned_pieces(call, size) && side_by_side && fits) {
     g.store_kind = kTransposedStaged;
     g.pieces = static_cast<u32>(call.rows);
     g.threads = staged;

@@ -341,10 +341,8 @@ def _transposed(launch: Launch, g: Geometry, groups: int) -> Geometry:
     enough, tiles, threads = ceil_div(groups, 264), 1, 256 if shared_noise else 128
     most_groups = threads * (own_rows // 2 if antithetic else own_rows) // rows
     whole_sectors = (launch.matrix | column_stride) % 32 == 0
-    avoids_half_sectors = shared_noise or (cheap and antithetic)
-    prefers_pieces = _has_aligned_pieces(launch, size) and (whole_sectors or not avoids_half_sectors)
     fits = most_groups > (0 if shared_noise or antithetic else 1 if cheap else 3)
-    if not prefers_pieces and column_stride == rows * size and fits:
+    if not _has_aligned_pieces(launch, size) and column_stride == rows * size and fits:
         g = g._replace(store_kind=StoreKind.kTransposedStaged, pieces=rows)
         per_pass = min(enough, most_groups, threads)
     else:
