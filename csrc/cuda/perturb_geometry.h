@@ -120,16 +120,6 @@ inline KeyOrigin origin_of(const Launch& call) {
 
 inline u32 own_groups(const Launch& call) { return own_groups(element_size(call.type), call.rows == 1); }
 
-// Maximum turns of a block.
-inline u64 most_turns(const Launch& call) {
-  const u32 size = element_size(call.type);
-  // With one member, starting a block costs as much as a turn, so that more turns are better. With fast_math, memory
-  // limits elements of four bytes: fewer turns let concurrent blocks access neighbouring addresses.
-  if (call.rows == 1 && size == 4) return call.fast_math ? kMostTurns / 2 : kMostTurns;
-  if (call.rows == 1 && size == 2) return 2 * kMostTurns;
-  return max(min(kMostTurnRows / max(call.rows, 1), kMostTurns), 1);
-}
-
 // Turns of the blocks of a launch.
 inline u32 perturb_turns(const Launch& call) {
   const Span* const spans = static_cast<const Span*>(call.matrix);
@@ -137,7 +127,7 @@ inline u32 perturb_turns(const Launch& call) {
   for (u64 k = 0; k < call.spans; ++k) elements += static_cast<u64>(spans[k].rows * spans[k].width);
   elements *= max(call.batch, 1);
   const u64 turns = elements / (kWidth * own_groups(call) * kPerturbThreads * kPerturbBlocks);
-  return static_cast<u32>(max(min(turns, most_turns(call)), 1));
+  return static_cast<u32>(max(min(turns, min(kMostTurnRows / max(call.rows, 1), kMostTurns)), 1));
 }
 
 // Calls function(list) for the kernels that perturb the spans of this kind, until it returns an error.

@@ -87,12 +87,7 @@ class SpanLists(NamedTuple):
 
 def perturb_turns(launch: Launch, spans: Spans) -> int:
     """Turns of the blocks that perturb `spans`."""
-    rows, size = launch.rows, ELEMENT_SIZES[launch.type]
-    most = min(_MOST_TURNS, _MOST_TURN_ROWS // max(rows, 1))
-    if rows == 1 and size == 4:
-        most = _MOST_TURNS // 2 if launch.fast_math else _MOST_TURNS
-    elif rows == 1 and size == 2:
-        most = 2 * _MOST_TURNS
+    most = min(_MOST_TURNS, _MOST_TURN_ROWS // max(launch.rows, 1))
     elements = int((spans[:, _AT.rows] * spans[:, _AT.width]).sum()) * max(launch.batch, 1)
     return max(1, min(elements // (WIDTH * _own_groups(launch) * PERTURB_THREADS * _BLOCKS), most))
 
