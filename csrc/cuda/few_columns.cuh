@@ -95,7 +95,7 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& ge
           Rows rows;
 #pragma unroll
           for (u32 r = 0; r < run; ++r) rows.x[r] = group[s + r].x[c];
-          put_evict_first(to + 32 * s / run, rows);
+          to[32 * s / run] = rows;
         }
       };
       Out* at = out + (k + of_lane);
@@ -113,18 +113,13 @@ MULTISAMPLE_FUNCTION void draw_whole_rows(const Launch& call, const Geometry& ge
           Piece piece;
 #pragma unroll
           for (u32 e = 0; e < kOwn; ++e) piece.x[e] = group[s + (kOwn * p + e) / n].x[(kOwn * p + e) % n];
-          Piece* const at = pieces + (32 * s / run + lane) * kPieces + p;
-          if constexpr (kStaged) {
-            *at = piece;
-          } else {
-            put_evict_first(at, piece);
-          }
+          pieces[(32 * s / run + lane) * kPieces + p] = piece;
         }
       }
       if constexpr (kStaged) {
         __syncwarp();
 #pragma unroll
-        for (u32 p = 0; p < n; ++p) put_evict_first(whole + 32 * p + lane, pieces[32 * p + lane]);
+        for (u32 p = 0; p < n; ++p) whole[32 * p + lane] = pieces[32 * p + lane];
         __syncwarp();
       }
     }

@@ -58,18 +58,6 @@ MULTISAMPLE_FUNCTION T* opaque_shared(T* at) {
   return static_cast<T*>(__cvta_shared_to_generic(opaque(static_cast<u32>(__cvta_generic_to_shared(at)))));
 }
 
-// Stores a piece of at most 16 bytes. The cache evicts its line before others.
-template <class Piece>
-MULTISAMPLE_FUNCTION void put_evict_first(Piece* to, const Piece& piece) {
-  if constexpr (sizeof(Piece) == 16) {
-    __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&piece));
-  } else if constexpr (sizeof(Piece) == 8) {
-    __stcs(reinterpret_cast<uint2*>(to), *reinterpret_cast<const uint2*>(&piece));
-  } else {
-    *to = piece;
-  }
-}
-
 #else
 
 template <class T>
@@ -80,10 +68,6 @@ MULTISAMPLE_FUNCTION u32 opaque(u32 x) { return x; }
 template <class T>
 MULTISAMPLE_FUNCTION T* opaque_shared(T* at) {
   return at;
-}
-template <class Piece>
-MULTISAMPLE_FUNCTION void put_evict_first(Piece* to, const Piece& piece) {
-  *to = piece;
 }
 
 #endif
