@@ -2,7 +2,8 @@
 
 In page_figures.json, "queries" are named queries of `bench.report.page_markers`. A grid makes a query for each row and
 column. A column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call,
-``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n.
+``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n. "like" names a grid for another
+file.
 "tables of queries" have a query for each cell. "pictures" have a file and the name of one of its pictures.
 """
 
@@ -26,6 +27,8 @@ def query(parts: tuple[str, str, str, str], results: Results, _: str) -> str:
 
 def grid(spec: Mapping[str, Any], results: Results, _: str) -> str:
     """A cell without results is empty; a row or a column of empty cells is left out."""
+    if "like" in spec:
+        spec = {**TABLES["grids"][spec["like"]], **spec}
     rows, columns = spec["rows"], spec["columns"]
     if isinstance(rows, list):
         rows = {f"({shape.replace('x', ', ')})": shape for shape in rows}
