@@ -255,6 +255,20 @@ def place(backend: str) -> Callable[[Array], Any]:
 
 
 @pytest.fixture
+def room() -> Iterator[Callable[[Any, int], None]]:
+    """``room(memory, bytes)`` skips the test without enough free memory; the memory is released after the test."""
+    from cuda_memory import release
+
+    def check(memory: Any, needed: int) -> None:
+        release()
+        if memory.free_bytes() < needed:
+            pytest.skip(f"needs {needed >> 20} MiB of free device memory, there are {memory.free_bytes() >> 20}")
+
+    yield check
+    release()
+
+
+@pytest.fixture
 def terminal() -> io.StringIO:
     """A stream that claims to be a terminal."""
     stream = io.StringIO()

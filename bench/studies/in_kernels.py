@@ -146,7 +146,7 @@ GENERATORS = {
 }
 
 
-def pricing(changes: dict[str, str], sums: Any) -> Call:
+def pricing(changes: dict[str, str], payoffs: Any) -> Call:
     text = option_prices.KERNEL
     for ours, theirs in changes.items():
         assert text.count(ours) == 1
@@ -157,13 +157,13 @@ def pricing(changes: dict[str, str], sums: Any) -> Call:
         architecture = cupy.cuda.Device().compute_capability
         nvcc(program, architecture, (CURAND_KERNEL,), *option_prices.OPTIONS, "-cubin", f"-o={cubin}")
         kernel = cupy.RawModule(path=str(cubin)).get_function("simulate")
-    arguments = np.uint64(SEED), np.uint32(DAYS), DRIFT, DAILY, np.float32(100), np.float32(100), sums
+    arguments = np.uint64(SEED), np.uint32(DAYS), DRIFT, DAILY, np.float32(100), np.float32(100), payoffs
     return lambda: kernel((PATHS // (4 * THREADS),), (THREADS,), arguments)
 
 
 def option_rows() -> Rows:
-    sums = cupy.empty((PATHS // (4 * THREADS), 2))
-    calls = {name: pricing(changes, sums) for name, changes in GENERATORS.items()}
+    payoffs = cupy.empty(PATHS, np.float32)
+    calls = {name: pricing(changes, payoffs) for name, changes in GENERATORS.items()}
     for row in rows_of("Asian option", on_device(calls)):
         yield {**row, "ns": 1e3 * row["us"] / (DAYS * PATHS)}
 

@@ -30,7 +30,7 @@ DIRECTIONS = 4
 
 
 def make_task(device: str = "cpu") -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
-    """A transformer of one layer, and its loss on a task: which of eight symbols is the most frequent?
+    """A transformer of one layer, and its loss on a task: to name the most frequent of eight symbols.
 
     The loss is the mean cross-entropy over 64 sequences.
     """

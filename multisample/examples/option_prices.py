@@ -121,10 +121,10 @@ def print_price(draws: float, scheduler: str) -> None:
 KERNEL = r"""
 #include <multisample/normal.h>
 
-// Adds up the payoffs of 512 paths, and their squares, for each block. A path is the logarithm to base 2 of the stock's
-// price, relative to today's.
+// The payoffs of four paths for each thread. A path is the logarithm to base 2 of the stock's price, relative to
+// today's.
 extern "C" __global__ void simulate(unsigned long long seed, unsigned days, float drift, float volatility, float spot,
-                                    float strike, double2* sums) {
+                                    float strike, float4* payoffs) {
   const unsigned g = blockIdx.x * blockDim.x + threadIdx.x;
   const multisample::Stream stream(seed);
   float x0 = 0, x1 = 0, x2 = 0, x3 = 0, total0 = 0, total1 = 0, total2 = 0, total3 = 0;
@@ -135,22 +135,8 @@ extern "C" __global__ void simulate(unsigned long long seed, unsigned days, floa
     total2 += exp2f(x2 += drift + volatility * z2);
     total3 += exp2f(x3 += drift + volatility * z3);
   }
-  double sum = 0, squares = 0;
-  const float totals[] = {total0, total1, total2, total3};
-  for (float total : totals) {
-    const double payoff = fmaxf(spot * total / days - strike, 0.0f);
-    sum += payoff, squares += payoff * payoff;
-  }
-  __shared__ double2 shared[128];
-  shared[threadIdx.x] = {sum, squares};
-  for (unsigned half = 64; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      shared[threadIdx.x].x += shared[threadIdx.x + half].x;
-      shared[threadIdx.x].y += shared[threadIdx.x + half].y;
-    }
-  }
-  if (threadIdx.x == 0) sums[blockIdx.x] = shared[0];
+  const auto payoff = [&](float total) { return fmaxf(spot * total / days - strike, 0.0f); };
+  payoffs[g] = {payoff(total0), payoff(total1), payoff(total2), payoff(total3)};
 }
 """
 OPTIONS = ("-std=c++17", "-ftz=true", f"-I{multisample.get_include()}")
@@ -170,24 +156,23 @@ def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> tu
     if device == "cuda":
         import cupy
 
-        sums = cupy.empty((blocks, 2))
+        payoffs = cupy.empty(4 * THREADS * blocks, np.float32)
         kernel = cupy.RawKernel(KERNEL, "simulate", OPTIONS)  # NVRTC compiles it once.
-        kernel((blocks,), (THREADS,), (*arguments, sums))
-        sums = sums.sum(axis=0).get()
+        kernel((blocks,), (THREADS,), (*arguments, payoffs))
     else:
-        sums = simulate(*arguments, blocks * THREADS)
-    paths, discount = 4 * THREADS * blocks, math.exp(-RATE * YEARS)
-    mean, square = discount * float(sums[0]) / paths, discount**2 * float(sums[1]) / paths
-    return mean, math.sqrt((square - mean**2) / paths)
+        payoffs = np.empty(4 * THREADS * blocks, np.float32)
+        simulate(*arguments, payoffs)
+    discount = math.exp(-RATE * YEARS)
+    mean, deviation = payoffs.mean(dtype=np.float64), payoffs.std(dtype=np.float64)
+    return discount * float(mean), discount * float(deviation) / math.sqrt(payoffs.size)
 
 
 @njit
-def simulate(seed, days, drift, volatility, spot, strike, groups):  # type: ignore[no-untyped-def]
-    """`KERNEL` for the CPU: returns the sum of the payoffs of ``4 * groups`` paths, and the sum of their squares."""
+def simulate(seed, days, drift, volatility, spot, strike, payoffs):  # type: ignore[no-untyped-def]
+    """`KERNEL` for the CPU: writes the payoffs of all paths, a multiple of 256."""
     lanes = 64
     x, total = np.empty((lanes, 4), np.float32), np.empty((lanes, 4), np.float32)
-    payoffs, squares = 0.0, 0.0
-    for first in range(0, groups, lanes):
+    for first in range(0, payoffs.size // 4, lanes):
         x[:], total[:] = 0, 0
         for day in range(days):
             for k in range(lanes):
@@ -195,12 +180,9 @@ def simulate(seed, days, drift, volatility, spot, strike, groups):  # type: igno
                 for c in range(4):
                     x[k, c] += drift + volatility * z[c]
                     total[k, c] += np.exp2(x[k, c])
-        for k in range(min(lanes, groups - first)):
+        for k in range(lanes):
             for c in range(4):
-                payoff = max(float(spot * total[k, c] / np.float32(days) - strike), 0.0)
-                payoffs += payoff
-                squares += payoff * payoff
-    return payoffs, squares
+                payoffs[4 * (first + k) + c] = max(spot * total[k, c] / np.float32(days) - strike, np.float32(0))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,21 +20,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_memory import (
-    CROSSED,
-    CYCLES,
-    OWN,
-    SECONDS,
-    Array,
-    Gpu,
-    ToArray,
-    gpu_of,
-    names,
-    numpy_dtype,
-    on_cpu,
-    release,
-    vectors,
-)
+from cuda_memory import CROSSED, CYCLES, OWN, SECONDS, Array, Gpu, ToArray, gpu_of, names, numpy_dtype, on_cpu, vectors
 from launches import a_launch, head_of, stored_words
 from perturb_cases import Call, calls_of_every_kind
 from skip_rules import device_count, require
@@ -311,19 +297,6 @@ def test_fast_math_has_equal_bits_in_every_backend_and_layout(
             check_all_layouts(gpu, grid, references, dtype, noise, fast_math=True, bits=bits)
 
 
-@pytest.fixture
-def room() -> Iterator[Callable[[Gpu, int], None]]:
-    """``room(gpu, bytes)`` skips the test without enough free memory; the memory is released after the test."""
-
-    def check(gpu: Gpu, needed: int) -> None:
-        release()
-        if gpu.memory.free_bytes() < needed:
-            pytest.skip(f"needs {needed >> 20} MiB of free device memory, there are {gpu.memory.free_bytes() >> 20}")
-
-    yield check
-    release()
-
-
 @pytest.mark.parametrize(
     ("dtype", "d", "n", "noise", "transposed", "antithetic"),
     [
@@ -341,7 +314,7 @@ def room() -> Iterator[Callable[[Gpu, int], None]]:
 )
 def test_results_may_exceed_32_bit_sizes(
     gpu: Gpu,
-    room: Callable[[Gpu, int], None],
+    room: Callable[[Any, int], None],
     bits: ToArray,
     dtype: str,
     d: int,
@@ -352,7 +325,7 @@ def test_results_may_exceed_32_bit_sizes(
 ) -> None:
     memory, size, elements = gpu.memory, SIZES[dtype], d * n
     assert elements * size > 2**32
-    room(gpu, elements * size + 2**31)
+    room(memory, elements * size + 2**31)
     many = d > 2**24
     host = [np.full(8, value, np.float32) for value in (3.0, 0.5)] if many else vectors(d, dtype)
     mu, sigma = (memory.repeated(float(x[0]), "float32", d) if many else memory.put(x) for x in host)
@@ -383,10 +356,10 @@ def test_results_may_exceed_32_bit_sizes(
     [(3, 700, 2**31 + 1, 1), (3, 1024, 2**31, 1), (300, 5, 2**24 + 1, 1), (300, 8, 2**24, 1), (5, 300, 1, 2**24 + 1)],
 )
 def test_elements_may_be_gigabytes_apart(
-    gpu: Gpu, room: Callable[[Gpu, int], None], bits: ToArray, d: int, n: int, row_stride: int, column_stride: int
+    gpu: Gpu, room: Callable[[Any, int], None], bits: ToArray, d: int, n: int, row_stride: int, column_stride: int
 ) -> None:
     memory, length = gpu.memory, GUARD + (d - 1) * row_stride + (n - 1) * column_stride + 1 + GUARD
-    room(gpu, 2 * length + 2**31)
+    room(memory, 2 * length + 2**31)
     mu, sigma = vectors(d)
     buffer = memory.poisoned(2 * length)
     out = memory.view(buffer, "float16", (d, n), (row_stride, column_stride), GUARD)

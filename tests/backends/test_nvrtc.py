@@ -1,6 +1,5 @@
 """CUDA C++ kernels of the numba backend, which NVRTC compiles without a GPU."""
 
-import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from processes import run_python
+from skip_rules import requires
 from tables import PLAIN_VERSIONS
 
 from multisample.backends import nvrtc
@@ -30,18 +30,7 @@ def sample_key(
 MOMENTS = MomentsKey("float32", False, False, 1, False, False, True, 0)
 
 
-def _no_nvrtc() -> str:
-    """The reason why NVRTC cannot be loaded; empty if it can."""
-    if importlib.util.find_spec("numba_cuda") is None:
-        return "numba-cuda is not installed"
-    try:
-        nvrtc_version()
-    except BackendUnavailableError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
+pytestmark = requires("numba_cuda", "NVRTC", nvrtc_version)
 
 
 @pytest.fixture(autouse=True)

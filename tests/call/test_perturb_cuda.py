@@ -1,12 +1,11 @@
 """`perturb` of tensors on a GPU, through every backend: the bits of the CPU, and no wait for the device."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cuda_memory import release
+from cuda_memory import memory_of
 from skip_rules import require_device
 
 import multisample
@@ -28,19 +27,6 @@ def gpu(backend: str) -> str:
     return backend
 
 
-@pytest.fixture
-def room() -> Iterator[Callable[[int], None]]:
-    """``room(bytes)`` skips the test without enough free memory on the GPU."""
-
-    def check(needed: int) -> None:
-        release()
-        if (free := torch.cuda.mem_get_info()[0]) < needed:
-            pytest.skip(f"needs {needed >> 20} MiB of free device memory, there are {free >> 20}")
-
-    yield check
-    release()
-
-
 def steps(first: int, count: int, dtype: Any) -> Any:
     """Elements `first` and on of a vector of numbers that every type represents."""
     return (torch.arange(first, first + count, device=DEVICE) % 251 / 8).to(dtype)
@@ -49,7 +35,7 @@ def steps(first: int, count: int, dtype: Any) -> Any:
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 10**8), ("float64", 10**8), ("bfloat16", 2**31 + 5)])
 def test_every_element_of_a_large_parameter_has_the_noise_of_sample(gpu: str, room: Any, dtype: str, size: int) -> None:
     of, real = getattr(torch, dtype), getattr(torch, MATRIX_TYPES[dtype].computing)
-    room(size * of.itemsize + 2**32)
+    room(memory_of("torch"), size * of.itemsize + 2**32)
     p = torch.empty(size, dtype=of, device=DEVICE)
     chunks = [(first, min(CHUNK, size - first)) for first in range(0, size, CHUNK)]
     # Powers of two, whose products are exact: the sums have one rounding, as fma has.

@@ -1,7 +1,6 @@
 """The stream in Numba kernels of users, `multisample.numba`: same bits as `multisample.sample`."""
 
 import importlib
-import importlib.util
 import json
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from numba import njit, typeof
 from numba.core.errors import TypingError
 from processes import run_python
 from ptx_reader import opcodes_of
+from skip_rules import requires
 
 import multisample
 import multisample.numba
@@ -176,21 +176,8 @@ for function, signature in (
 """
 
 
-def _no_libnvvm() -> str:
-    """The reason why Numba cannot compile for GPUs; empty if it can."""
-    if importlib.util.find_spec("numba_cuda") is None:
-        return "numba-cuda is not installed"
-    try:
-        from numba.cuda.cudadrv import nvvm
-
-        nvvm.NVVM()
-    except Exception as error:  # A broken installation may raise anything.
-        return f"libNVVM cannot be loaded: {error}"
-    return ""
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(bool(_no_libnvvm()), reason=_no_libnvvm())
+@requires("numba_cuda", "libNVVM", lambda: importlib.import_module("numba.cuda.cudadrv.nvvm").NVVM())
 def test_normals_on_a_gpu_cost_one_block_and_only_the_pairs_used() -> None:
     for line, pairs in zip(run_python("-c", COMPILE).stdout.splitlines(), (1, 2), strict=True):
         found = opcodes_of(json.loads(line))

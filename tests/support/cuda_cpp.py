@@ -1,6 +1,6 @@
 """Compile the CUDA C++ sources without a GPU: for the CPU, with shim/cuda_shim.h, and for GPUs, with NVRTC."""
 
-import importlib.util
+import importlib
 import itertools
 import os
 import re
@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 from places import SHIM
+from skip_rules import requires
 
 from multisample.backends.native import csrc_files
 
@@ -93,20 +94,7 @@ def run_cases(
     assert done.returncode == 0, done.stderr.decode()[:4000]
 
 
-def _no_nvrtc() -> str:
-    """The reason why CuPy cannot load NVRTC; empty if it can."""
-    if importlib.util.find_spec("cupy") is None:
-        return "cupy is not installed"
-    try:
-        from cupy.cuda import nvrtc
-
-        nvrtc.getVersion()
-    except Exception as error:  # A broken installation may raise anything.
-        return f"NVRTC cannot be loaded: {error}"
-    return ""
-
-
-requires_nvrtc = pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
+requires_nvrtc = requires("cupy", "NVRTC", lambda: importlib.import_module("cupy.cuda").nvrtc.getVersion())
 
 
 class Program(NamedTuple):

@@ -4,7 +4,10 @@
 
 import ctypes
 import functools
+import importlib.util
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,18 @@ def require_device() -> None:
     """Skip a module of tests of CUDA without a device, unless the variable names backends: then each test decides."""
     if device_count() == 0 and requested() is None:
         pytest.skip("no CUDA device", allow_module_level=True)
+
+
+def requires(package: str, library: str, load: Callable[[], Any]) -> pytest.MarkDecorator:
+    """Skip tests without `package`, with which ``load()`` loads `library`."""
+    reason = f"{package} is not installed"
+    if importlib.util.find_spec(package) is not None:
+        try:
+            load()
+            reason = ""
+        except Exception as error:  # A broken installation may raise anything.
+            reason = f"{library} cannot be loaded: {error}"
+    return pytest.mark.skipif(bool(reason), reason=reason)
 
 
 def require(backend: str, *, on_cuda: bool = True) -> None:
