@@ -130,7 +130,8 @@ class _Plan:
         self._is_valid = value_kernel(self._real.name)
         # All calls of a plan have the same types.
         self._converts = not all(map(is_jax, vectors.values()))
-        self._latest: tuple[bytes, ...] = ()  # The words of the latest call on a GPU.
+        # The words of the latest call on a GPU, None before the first call.
+        self._latest: tuple[bytes, ...] | None = None
         # Arrays in host memory are always checked.
         self._checked = [
             k for k, x in enumerate(vectors.values()) if is_jax(x) and (bool(call.validate) or is_on_host(x))
@@ -147,6 +148,7 @@ class _Plan:
         if generator.graph_safe:
             return (self._draw_counted(vectors, generator, window),)
         seed, offset = generator._take()
+        self._latest = ()  # An offset does not repeat.
         try:
             return (self._draw(vectors, _words(Key(seed, offset), window, self._static), window),)
         except BaseException:
@@ -162,15 +164,16 @@ class _Plan:
         return self._programs[_is_aligned(window[1])](words, *vectors)
 
     def _on_gpu(self, words: Words, device: Any) -> Words | tuple[jax.Array, ...]:
-        """Known words in the device's memory: those of the call before copied once, others as bytes.
+        """Known words in the device's memory.
 
-        JAX takes longer to copy a new seed than to draw. The bytes are on the device already.
+        JAX takes longer to copy a new seed than to draw, so new words are bytes, which the device has already. This is
+        a second program. It compiles in the first call that does not repeat the words of the call before.
         """
         texts = tuple(x.tobytes() for x in words if type(x) is np.ndarray and x.ndim == 1)
         if len(texts) < sum(x is not None for x in words):
             return words
-        is_repeated, self._latest = texts == self._latest, texts
-        if is_repeated:
+        latest, self._latest = self._latest, texts
+        if latest is None or latest == texts:
             return Words(_copied(texts[0], device), _copied(texts[1], device) if texts[1:] else None)
         return tuple(_byte(value, device) for text in texts for value in text)
 
