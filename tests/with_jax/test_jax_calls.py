@@ -135,8 +135,8 @@ def test_words_on_a_device_are_words_of_a_call(offset: int, monkeypatch: pytest.
 
 def test_on_a_gpu_the_bytes_of_a_seed_are_copied_once(gpus: list[Any]) -> None:
     mu, sigma = jax.device_put(vectors(), gpus[-1])
-    for _ in range(2):
-        sample(mu, sigma, N, seed=7)
+    for seed in (7, 8, 7):  # The first is copied, the others are bytes.
+        sample(mu, sigma, N, seed=seed)
     for seed in (7, 7 << 32):
         with jax.transfer_guard_host_to_device("disallow_explicit"):
             x = sample(mu, sigma, N, seed=seed)
