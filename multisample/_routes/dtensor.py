@@ -10,7 +10,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -73,28 +73,12 @@ def _model(vectors: dict[str, Any]) -> Any:
     return max(vectors.values(), key=lambda x: len(_cuts_of(x.placements, 0)))
 
 
-class _ShardPlan(NamedTuple):
-    """The part of a sharded call that does not depend on values or window offsets.
+_SHARD_PLANS: PlanCache[tuple[weakref.ref[Any], Callable[..., Any]]] = PlanCache(256)
+"""The mesh of each kind of call, and the function of `_shard_plan`.
 
-    The plan keeps no mesh alive, and so no process group: destroying a process group in a forked child would wait for
-    threads that the child does not have.
-    """
-
-    mesh: weakref.ref[Any]
-    placements: tuple[Any, ...]
-    """Placements of the result."""
-    d: int
-    rows: range
-    columns: range
-    """Rows and columns of this rank's part of the result."""
-    shape: torch.Size
-    readers: dict[str, Callable[[Any], Any]]
-    """Functions that return this rank's part of `mu` and `sigma`."""
-    wrap: Callable[[Any, Any], Any]
-    """``wrap(part, mesh)``: a DTensor whose local tensor is `part`."""
-
-
-_SHARD_PLANS: PlanCache[_ShardPlan] = PlanCache(256)
+A plan keeps no mesh alive, and so no process group: destroying a process group in a forked child would wait for threads
+that the child does not have.
+"""
 
 
 def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any]) -> Any:
@@ -116,33 +100,22 @@ def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any])
         plan = _SHARD_PLANS.get(key)
     except TypeError:  # Unhashable placements are wrong; `_shard_plan` raises the error.
         plan = None
-    if plan is None or plan.mesh() is not mesh:
-        plan = _shard_plan(vectors, n, call.layout, mesh, placements)
+    if plan is None or plan[0]() is not mesh:
+        plan = weakref.ref(mesh), _shard_plan(vectors, n, call.layout, mesh, placements)
         _SHARD_PLANS.put(key, plan)
-    check_rows(dim_offset, plan.d)
-    local_mu, local_sigma = (plan.readers[name](x) for name, x in (("mu", call.mu), ("sigma", call.sigma)))
-    if call.validate:
-        _check_agreement(
-            mesh, local_sigma if is_number(local_mu) else local_mu, call.seed, call.generator,
-            {"d": plan.d, "n": n, "dim_offset": dim_offset, "sample_offset": sample_offset},
-        )  # fmt: skip
-    out = None if call.out is None else _local_target(call.out, tuple(plan.shape), mesh, plan.placements)
-    rows, columns = plan.rows, plan.columns
-    part = call._replace(
-        mu=local_mu, sigma=local_sigma, n=len(columns), out=out, dim_offset=dim_offset + rows.start,
-        sample_offset=sample_offset + columns.start,
-    ).repeated(draw)  # fmt: skip
-    return plan.wrap(part, mesh) if call.out is None else call.out
+    _, draw_part = plan
+    return draw_part(call, mesh, dim_offset, sample_offset, draw)
 
 
 def _signature(x: Any, mesh: Any) -> Any:
-    """The properties of `mu` or `sigma` that a `_ShardPlan` depends on."""
+    """The properties of `mu` or `sigma` that a plan depends on."""
     if x is None:
         return None
     return type(x), x.shape, x.layout, *((x.device_mesh == mesh, x.placements) if isinstance(x, DTensor) else ())
 
 
-def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> _ShardPlan:
+def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> Callable[..., Any]:
+    """``draw_part(call, mesh, dim_offset, sample_offset, draw)`` for calls with vectors like these."""
     axis = int(layout == "nd")  # The axis of the result that counts dimensions.
     if requested is None:
         placements = tuple([_on_axis(p, axis) if _is_shard(p) else p for p in _model(vectors).placements])
@@ -158,7 +131,22 @@ def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, request
             readers[name] = _reader(name, x, d, rows, mesh, placements, cuts)
         else:
             readers[name] = _cutter(range(x.shape[0]) if x.ndim else rows, rows)
-    return _ShardPlan(weakref.ref(mesh), placements, d, rows, columns, shape, readers, _wrapper(placements, shape))
+    wrap = _wrapper(placements, shape)
+
+    def draw_part(call: Call, mesh: Any, dim_offset: int, sample_offset: int, draw: Callable[..., Any]) -> Any:
+        check_rows(dim_offset, d)
+        mu, sigma = readers["mu"](call.mu), readers["sigma"](call.sigma)
+        if call.validate:
+            numbers = {"d": d, "n": n, "dim_offset": dim_offset, "sample_offset": sample_offset}
+            _check_agreement(mesh, sigma if is_number(mu) else mu, call.seed, call.generator, numbers)
+        out = None if call.out is None else _local_target(call.out, tuple(shape), mesh, placements)
+        part = call._replace(
+            mu=mu, sigma=sigma, n=len(columns), out=out, dim_offset=dim_offset + rows.start,
+            sample_offset=sample_offset + columns.start,
+        ).repeated(draw)  # fmt: skip
+        return wrap(part, mesh) if call.out is None else call.out
+
+    return draw_part
 
 
 def _itself(x: Any) -> Any:
