@@ -129,14 +129,12 @@ class DriverBackend:
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     protocol = PROTOCOL
     operations: Collection[int] = (Operation.sample, Operation.moments, Operation.perturb)
-    compile: Callable[[Key | None], tuple[int, Any]]
-    """``compile(key)``: the driver's handle of the kernel `key`, or of `advance` for None; and the object that keeps it
-    valid. The caller makes the device current."""
+    compile: Callable[[Key | None], int]
+    """``compile(key)``: the driver's handle of the kernel `key`, or of `advance` for None, which is always valid. The
+    caller makes the device current."""
 
     def __init__(self) -> None:
         self._handles: dict[Key | tuple[str, int], int] = {}
-        self.compiled: dict[Key | tuple[str, int], Any] = {}
-        """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
         self._launch_of_size = functools.cache(self._launch_function)
         self._kernels_of_tail = functools.lru_cache(4096)(
             lambda tail, phase: self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
@@ -148,8 +146,7 @@ class DriverBackend:
 
     def _compiled(self, place: Key | tuple[str, int], key: Key | None, device: int) -> int:
         with cuda_driver.on_device(device):
-            handle, self.compiled[place] = self.compile(key)
-        self._handles[place] = handle
+            handle = self._handles[place] = self.compile(key)
         return handle
 
     def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:

@@ -7,6 +7,7 @@ as in the cpu backend. NVRTC, which numba-cuda installs, compiles all other kern
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 from typing import Any
@@ -19,8 +20,8 @@ from .errors import BackendUnavailableError
 from .kernels.cuda.keys import KernelKey, Key, usual_key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
-from .nvrtc import machine_code
-from .system.cuda_driver import function_of_kernel, load_kernel, on_device
+from .nvrtc import ALL_OPTIONS, machine_code
+from .system.cuda_driver import MachineCode, load_kernel, on_device
 
 __all__ = ["BACKEND"]
 
@@ -85,20 +86,18 @@ class NumbaBackend(DriverBackend):
             shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
-    def compile(self, key: Key | None) -> tuple[int, Any]:
+    def compile(self, key: Key | None) -> int:
+        from numba import cuda
+
         try:
+            capability, version = cuda.get_current_device().compute_capability, nvrtc_version()
             if isinstance(key, KernelKey) and is_in_python(key):
                 from .kernels.cuda.compilation import compile_kernel
 
-                kernel = compile_kernel(key)
-                handle = kernel.library.get_cufunc().handle
-                # The launch of a CUkernel takes 1.3 us longer than that of its CUfunction, on an H200.
-                is_kernel = type(handle).__name__ == "CUkernel"
-                return function_of_kernel(int(handle)) if is_kernel else int(handle), kernel
-            from numba import cuda
-
-            code = machine_code(key, "sm_{}{}".format(*cuda.get_current_device().compute_capability))
-            return load_kernel(code.cubin, code.symbol), code
+                return load_kernel(compile_kernel(key, capability, version))
+            architecture = "sm_{}{}".format(*capability)
+            compile_program = functools.partial(_compiled, architecture)
+            return load_kernel(machine_code(key, self.name, architecture, version, compile_program))
         except BackendUnavailableError:
             raise
         except Exception as error:
@@ -112,6 +111,34 @@ class NumbaBackend(DriverBackend):
 def is_in_python(key: KernelKey) -> bool:
     """Whether Numba compiles the kernel from Python. NVRTC compiles all others from CUDA C++."""
     return key.turns > 0
+
+
+def _compiled(architecture: str, code: str, name: str) -> MachineCode:
+    """The kernel called `name` in a program. RuntimeError if NVRTC refuses the program."""
+    from cuda.bindings import nvrtc
+
+    def call(function: Any, *arguments: Any) -> Any:
+        error, *results = function(*arguments)
+        if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(f"NVRTC for {architecture}: {error.name}\n{log()}")
+        return results[0] if results else None
+
+    def log() -> str:
+        text = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+        nvrtc.nvrtcGetProgramLog(program, text)
+        return text.decode(errors="replace").strip("\0\n ")
+
+    _, program = nvrtc.nvrtcCreateProgram(code.encode(), b"kernel.cu", 0, [], [])
+    try:
+        call(nvrtc.nvrtcAddNameExpression, program, name.encode())
+        options = [option.encode() for option in (*ALL_OPTIONS, f"--gpu-architecture={architecture}")]
+        call(nvrtc.nvrtcCompileProgram, program, len(options), options)
+        symbol = call(nvrtc.nvrtcGetLoweredName, program, name.encode()).decode()
+        cubin = bytearray(call(nvrtc.nvrtcGetCUBINSize, program))
+        call(nvrtc.nvrtcGetCUBIN, program, cubin)
+        return MachineCode(symbol, bytes(cubin))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
 
 
 BACKEND: Backend = NumbaBackend()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import hashlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -33,7 +32,8 @@ from multisample.backends.system import cache, sources
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
 
-_FOLDER = "numba"
+FOLDER = "numba"
+"""The folder of the cache."""
 # Settings of Numba that change machine code. Those of the processor are in `Codegen.magic_tuple`.
 _SETTINGS = (
     "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES",
@@ -176,8 +176,7 @@ def compile_cached(
     """
     options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
     dispatcher = _Dispatcher(_named(function, name), {}, options, _KernelCompiler)
-    rebuild: Callable[..., Any] = lambda context, payload: CompileResult._rebuild(context, *payload)  # noqa: E731
-    dispatcher._cache = KernelCache(name, digest, CompileResult._reduce, rebuild, "cpu")
+    dispatcher._cache = _KernelCache(name, digest)
     try:
         dispatcher.compile(signature)
     except FileNotFoundError as error:
@@ -201,44 +200,37 @@ def _named(function: Any, name: str) -> Any:
     return named
 
 
-class KernelCache:
-    """The kernels of one function on disk, in place of a dispatcher's cache: see `KernelFiles`.
+class _KernelCache:
+    """The kernels of one function on disk, in place of a dispatcher's cache: see `KernelFiles` and `compile_cached`."""
 
-    ``reduce(kernel)`` gives an object that can be pickled, from which ``rebuild(target_context, payload)`` makes the
-    kernel. See `compile_cached` for `name` and `digest`. Messages name the compiling `backend`.
-    """
-
-    def __init__(
-        self, name: str, digest: str, reduce: Callable[[Any], Any], rebuild: Callable[[Any, Any], Any], backend: str
-    ) -> None:
-        self._name, self._digest, self._backend = name, digest, backend
-        self._reduce, self._rebuild = reduce, rebuild
-        self._files = cache.KernelFiles(_FOLDER, backend, digest)
+    def __init__(self, name: str, digest: str) -> None:
+        self._name, self._files = name, cache.KernelFiles(FOLDER, "cpu", digest)
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The kernel for `signature`, or None. Numba calls this method."""
         target_context.refresh()
         file = self._file(signature, target_context.codegen())
-        kernel = self._files.load(file, lambda payload: self._rebuild(target_context, pickle.loads(payload)))
+        kernel = self._files.load(file, lambda data: CompileResult._rebuild(target_context, *pickle.loads(data)))
         if kernel is not None:
             return kernel
         if _misses is None:
-            cache.say_compiling(self._backend)
+            cache.say_compiling("cpu")
         else:
             _misses.append(self._name)
         return None
 
-    def save_overload(self, signature: Any, kernel: Any) -> None:
+    def save_overload(self, signature: Any, kernel: CompileResult) -> None:
         """Write `kernel` to the cache. Numba calls this method."""
-        self._files.save(self._file(signature, kernel.codegen), lambda: dumps(self._reduce(kernel)))
+        self._files.save(self._file(signature, kernel.codegen), lambda: dumps(kernel._reduce()))
 
     def _file(self, signature: Any, codegen: Any) -> str:
-        settings = [repr(getattr(config, name, None)) for name in _SETTINGS]
-        parts = (
-            self._digest, str(signature), *map(str, codegen.magic_tuple()), *settings, numba.__version__,
-            llvmlite.__version__, sys.version,
-        )  # fmt: skip
-        return f"{self._name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
+        return self._files.name(self._name, (str(signature), *map(str, codegen.magic_tuple()), *versions()))
+
+
+def versions() -> list[str]:
+    """Versions and settings of Numba on which machine code depends."""
+    settings = [repr(getattr(config, name, None)) for name in _SETTINGS]
+    return [*settings, numba.__version__, llvmlite.__version__, sys.version]
 
 
 _misses: list[str] | None = None

@@ -11,16 +11,19 @@ import fcntl
 import functools
 import hashlib
 import os
+import pickle
 import secrets
 import stat
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 _MAGIC = b"multisample cache 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
+
+Code = TypeVar("Code")
 
 
 class CacheError(Exception):
@@ -187,6 +190,22 @@ class KernelFiles:
 
     def __init__(self, folder: str, backend: str, digest: str) -> None:
         self._folder, self._backend, self._digest = folder, backend, digest
+
+    def name(self, kernel: str, dependencies: Iterable[str]) -> str:
+        """The name of a file. `dependencies` are all that the machine code depends on besides the sources."""
+        digest = hashlib.sha256("\0".join((self._digest, *dependencies)).encode())
+        return f"{kernel}-{digest.hexdigest()[:20]}"
+
+    def compiled(self, kernel: str, dependencies: Iterable[str], compile_kernel: Callable[[], Code]) -> Code:
+        """``compile_kernel()``, or its result from the cache: see `name`."""
+        file = self.name(kernel, dependencies)
+        cached: Code | None = self.load(file, pickle.loads)
+        if cached is not None:
+            return cached
+        say_compiling(self._backend)
+        code = compile_kernel()
+        self.save(file, lambda: pickle.dumps(code))
+        return code
 
     def load(self, file: str, rebuild: Callable[[bytes], Any]) -> Any:
         """``rebuild(payload)`` for the payload of `save`; None if the kernel has to be compiled."""

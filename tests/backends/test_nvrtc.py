@@ -1,5 +1,6 @@
-"""CUDA C++ kernels of the numba backend, which NVRTC compiles without a GPU."""
+"""CUDA C++ kernels of the numba and cupy backends, which NVRTC compiles without a GPU."""
 
+import contextlib
 import importlib.util
 import itertools
 import re
@@ -11,7 +12,10 @@ import pytest
 from processes import run_python
 from tables import PLAIN_VERSIONS
 
+from multisample.backends import cupy as cupy_backend
+from multisample.backends import numba as numba_backend
 from multisample.backends import nvrtc
+from multisample.backends.cupy import CupyBackend
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels.cuda.geometry import StoreKind
 from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
@@ -19,6 +23,7 @@ from multisample.backends.kernels.cuda.toolchain import nvrtc_version
 from multisample.backends.native import csrc_files
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cache
+from multisample.backends.system.cuda_driver import MachineCode
 
 
 def sample_key(
@@ -53,13 +58,36 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> NumbaBackend:
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[MachineCode]:
+    """The machine code of all kernels, which are not loaded. Their handle is 7."""
+    loaded: list[MachineCode] = []
+
+    def load_kernel(code: MachineCode) -> int:
+        loaded.append(code)
+        return 7
+
+    for module in (numba_backend, cupy_backend):
+        monkeypatch.setattr(module, "load_kernel", load_kernel)
+    return loaded
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, loaded: list[MachineCode]) -> NumbaBackend:
     """The numba backend on a GPU of compute capability 9.0, which loads nothing."""
     from numba import cuda
 
     monkeypatch.setattr(cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
-    monkeypatch.setattr("multisample.backends.numba.load_kernel", lambda code, symbol: 7)
     return NumbaBackend()
+
+
+@pytest.fixture
+def cupy_hopper(monkeypatch: pytest.MonkeyPatch, loaded: list[MachineCode]) -> CupyBackend:
+    """The same with the cupy backend."""
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(cupy.cuda, "Device", lambda: SimpleNamespace(compute_capability="90"))
+    of_hopper = lambda architecture: ("-arch=sm_90", "cubin")  # noqa: E731  CuPy's own function asks the device.
+    monkeypatch.setattr(cupy.cuda.compiler, "_get_arch_for_options_for_nvrtc", of_hopper)
+    return CupyBackend()
 
 
 @pytest.mark.parametrize(
@@ -71,37 +99,64 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> NumbaBackend:
     ],
     ids=["moments", "perturb", "sample", "conversion", "advance"],
 )  # fmt: skip
+@pytest.mark.parametrize("compiler", ["hopper", "cupy_hopper"])
 def test_a_kernel_is_compiled_with_its_name(
-    hopper: NumbaBackend, key: Key | None, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    handle, code = hopper.compile(key)
-    assert handle == 7
-    assert code.cubin.startswith(b"\x7fELF")
-    assert name in code.symbol and f".text.{code.symbol}\0".encode() in code.cubin
+    request: pytest.FixtureRequest, loaded: list[MachineCode], compiler: str, key: Key | None, name: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    backend = request.getfixturevalue(compiler)
+    assert backend.compile(key) == 7
+    (code,) = loaded
+    assert code.image.startswith(b"\x7fELF")
+    assert name in code.symbol and f".text.{code.symbol}\0".encode() in code.image
     assert capfd.readouterr().err == (
-        "multisample: compiling kernels of numba, once for this machine: some seconds for each kind of call\n"
+        f"multisample: compiling kernels of {backend.name}, once for this machine: some seconds for each kind of call\n"
     )
 
 
+def test_both_backends_compile_the_same_program_once(
+    root: Path, hopper: NumbaBackend, cupy_hopper: CupyBackend, loaded: list[MachineCode], monkeypatch: Any
+) -> None:
+    """With the same version of NVRTC, they share the file."""
+    monkeypatch.setattr(cupy_backend, "_compiled", None)
+    monkeypatch.setattr("cupy.cuda.nvrtc.getVersion", lambda: nvrtc_version().split("."))
+    hopper.compile(None)
+    cupy_hopper.compile(None)
+    assert loaded[0] == loaded[1]
+    assert len(list((root / "nvrtc").iterdir())) == 1
+
+
+def test_without_a_cache_a_warning_names_the_folder(
+    root: Path, cupy_hopper: CupyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(root / "file"))
+    (root / "file").write_text("no folder")
+    monkeypatch.setattr(cache, "_warned", set())
+    for expected in (pytest.warns(RuntimeWarning, match=f"a kernel of 'cupy' .*{root}"), contextlib.nullcontext()):
+        with expected:
+            assert cupy_hopper.compile(None) == 7
+
+
 def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
-    hopper: NumbaBackend, monkeypatch: pytest.MonkeyPatch
+    hopper: NumbaBackend, loaded: list[MachineCode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from multisample.backends.kernels.cuda import compilation
 
     in_python: list[Key | None] = []
     in_cpp: list[Key | None] = []
 
-    def compile_kernel(key: Key) -> Any:
+    def compile_kernel(key: Key, capability: tuple[int, int], toolkit: str) -> MachineCode:
+        assert capability == (9, 0)
         in_python.append(key)
-        return SimpleNamespace(library=SimpleNamespace(get_cufunc=lambda: SimpleNamespace(handle=5)))
+        return MachineCode("plain", b"cubin")
 
-    def machine_code(key: Key | None, architecture: str) -> nvrtc.MachineCode:
-        assert architecture == "sm_90"
+    def machine_code(key: Key | None, backend: str, architecture: str, *rest: Any) -> MachineCode:
+        assert (backend, architecture) == ("numba", "sm_90")
         in_cpp.append(key)
-        return nvrtc.MachineCode("symbol", b"cubin")
+        return MachineCode("other", b"cubin")
 
     monkeypatch.setattr(compilation, "compile_kernel", compile_kernel)
-    monkeypatch.setattr("multisample.backends.numba.machine_code", machine_code)
+    monkeypatch.setattr(numba_backend, "machine_code", machine_code)
     origins = [(False, False), (True, False), (True, True)]
     plain = [
         sample_key(StoreKind[f"k{name.title().replace('_', '')}"], version=version)
@@ -111,40 +166,47 @@ def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
     kinds = set(StoreKind) - {StoreKind.kPlain, StoreKind.kPlainTransposed}
     keys = [*plain, *(sample_key(kind, *origin) for kind, origin in itertools.product(kinds, origins))]
     for key in (*keys, MOMENTS, None):
-        handle, _ = hopper.compile(key)
-        assert handle == (5 if in_python and in_python[-1] is key else 7)
+        assert hopper.compile(key) == 7
+        assert loaded[-1].symbol == ("plain" if in_python and in_python[-1] is key else "other")
     assert in_python == plain
     assert in_cpp == [key for key in (*keys, MOMENTS, None) if key not in in_python]
 
 
-def test_a_second_process_loads_the_kernel_from_the_cache(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = (
-        "from multisample.backends.kernels.cuda.keys import MomentsKey;"
-        "from multisample.backends.nvrtc import machine_code;"
-        f"print(machine_code({MOMENTS}, 'sm_90').symbol)"
-    )
+def test_a_second_process_loads_the_kernel_from_the_cache(
+    root: Path, hopper: NumbaBackend, loaded: list[MachineCode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"""
+from types import SimpleNamespace
+from numba import cuda
+from multisample.backends import numba
+from multisample.backends.kernels.cuda.keys import MomentsKey
+cuda.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
+numba.load_kernel = lambda code: print(code.symbol)
+numba.BACKEND.compile({MOMENTS})
+"""
     done = run_python("-c", script, seconds=120, MULTISAMPLE_CACHE_DIR=str(root))
-    monkeypatch.setattr(nvrtc, "_compiled", None)
-    code = nvrtc.machine_code(MOMENTS, "sm_90")
-    assert code.symbol == done.stdout.strip()
-    assert code.cubin.startswith(b"\x7fELF")
+    monkeypatch.setattr(numba_backend, "_compiled", lambda *program: pytest.fail("compiled again"))
+    hopper.compile(MOMENTS)
+    assert loaded[0].symbol == done.stdout.strip()
+    assert loaded[0].image.startswith(b"\x7fELF")
 
 
 def test_different_kernels_compilers_and_headers_have_different_files(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvrtc, "_compiled", lambda *program: nvrtc.MachineCode("symbol", b"cubin"))
-    nvrtc.machine_code(MOMENTS, "sm_90")
-    nvrtc.machine_code(MOMENTS, "sm_80")
-    nvrtc.machine_code(PerturbKey("float32", False, True, True, 1, 0), "sm_90")
-    nvrtc.machine_code(PerturbKey("float32", False, True, True, 2, 0), "sm_90")
-    nvrtc.machine_code(sample_key(StoreKind.kStrided), "sm_90")
-    nvrtc.machine_code(sample_key(StoreKind.kStrided, origin_in_memory=True), "sm_90")
-    nvrtc.machine_code(None, "sm_90")
-    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "0.0")
-    nvrtc.machine_code(MOMENTS, "sm_90")
+    def compiled(key: Key | None, architecture: str = "sm_90", version: str = "13.0") -> None:
+        nvrtc.machine_code(key, "numba", architecture, version, lambda *program: MachineCode("symbol", b"cubin"))
+
+    compiled(MOMENTS)
+    compiled(MOMENTS, "sm_80")
+    compiled(PerturbKey("float32", False, True, True, 1, 0))
+    compiled(PerturbKey("float32", False, True, True, 2, 0))
+    compiled(sample_key(StoreKind.kStrided))
+    compiled(sample_key(StoreKind.kStrided, origin_in_memory=True))
+    compiled(None)
+    compiled(MOMENTS, version="0.0")
     monkeypatch.setattr(csrc_files, "digest", lambda: "other")
-    nvrtc.machine_code(MOMENTS, "sm_90")
+    compiled(MOMENTS)
     assert len(list((root / "nvrtc").iterdir())) == 9
 
 

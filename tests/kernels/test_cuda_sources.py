@@ -8,7 +8,6 @@ import collections
 import itertools
 import os
 import re
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Iterable
@@ -46,7 +45,6 @@ from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import compiler_flags, csrc_files, toolchain, units
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
-from multisample.backends.system.sources import Sources
 
 Array = np.ndarray[Any, Any]
 
@@ -483,14 +481,3 @@ def test_launches_report_only_their_own_errors() -> None:
 )
 def test_headers_compile_alone_for_the_cpu(header: str) -> None:
     compile_cpp("-Wno-psabi", "-fsyntax-only", "-include", header, "-x", "c++", os.devnull)
-
-
-def test_the_cupy_program_changes_with_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # CuPy's cache depends on the program's text only, so the text contains a digest of the headers.
-    before = nvrtc.source()
-    sources = tmp_path / "csrc"
-    shutil.copytree(csrc_files.folder(), sources)
-    header = sources / "stream/normals.h"
-    header.write_text(header.read_text() + "// Changed.\n")
-    monkeypatch.setattr(csrc_files, "CSRC", Sources(sources, *csrc_files.CSRC.suffixes))
-    assert nvrtc.source() != before
