@@ -74,7 +74,7 @@ class CupyBackend(DriverBackend):
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
-    def compile(self, key: Key | None) -> int:
+    def compile(self, key: Key) -> int:
         import cupy
 
         architecture = f"sm_{cupy.cuda.Device().compute_capability}"

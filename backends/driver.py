@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from .contract import PROTOCOL, DeviceKind, Launcher
 from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
 from .kernels.cuda.geometry import geometry, is_small
-from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
+from .kernels.cuda.keys import CppKey, KernelKey, Key, instance, moments_key, perturb_key
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, KeyOrigin, origin_of, span_lists, spans_at
 from .kernels.cuda.round_keys import round_keys_of
@@ -129,12 +129,12 @@ class DriverBackend:
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     protocol = PROTOCOL
     operations: Collection[int] = (Operation.sample, Operation.moments, Operation.perturb)
-    compile: Callable[[Key | None], int]
-    """``compile(key)``: the driver's handle of the kernel `key`, or of `advance` for None, which is always valid. The
-    caller makes the device current."""
+    compile: Callable[[Key], int]
+    """``compile(key)``: the driver's handle of the kernel `key`, which is always valid. The caller makes the device
+    current."""
 
     def __init__(self) -> None:
-        self._handles: dict[Key | tuple[str, int], int] = {}
+        self._handles: dict[Key, int] = {}
         self._launch_of_size = functools.cache(self._launch_function)
         self._kernels_of_tail = functools.lru_cache(4096)(
             lambda tail, phase: self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
@@ -142,12 +142,10 @@ class DriverBackend:
 
     def kernel(self, key: Key) -> int:
         """The driver's handle of a kernel, compiled on first use."""
-        return self._handles.get(key) or self._compiled(key, key, key.device)
-
-    def _compiled(self, place: Key | tuple[str, int], key: Key | None, device: int) -> int:
-        with cuda_driver.on_device(device):
-            handle = self._handles[place] = self.compile(key)
-        return handle
+        if key not in self._handles:
+            with cuda_driver.on_device(key.device):
+                self._handles[key] = self.compile(key)
+        return self._handles[key]
 
     def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:
         """``launch(kernel, parameters)`` launches with the bytes of a configuration and `size` bytes of arguments.
@@ -294,7 +292,8 @@ class DriverBackend:
         if not conversions:
             return launch, None, 0
         with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-            kernel = self.kernel(ConversionKey(computing_name(launch), launch.device))
+            name = instance("conversion_kernel", computing_name(launch))
+            kernel = self.kernel(CppKey("conversion_kernel", name, launch.device))
         launch_kernel = self._launch_of_size(len(pack_conversions((), (), 0)), launch.device)
         blocks = conversion_blocks(conversions)
 
@@ -319,10 +318,10 @@ class DriverBackend:
         parts = _parts(launch._replace(matrix_step=0))  # `addresses` have spans in the place of the matrix.
         source_step, target_step = Span._fields.index("source_step"), Span._fields.index("target_step")
 
-        def prepared(strided: bool, blocks: int, place: slice, origin: int) -> Any:
+        def prepared(strided: bool, blocks: int, place: slice, origin: KeyOrigin) -> Any:
             fast_math = bool(launch.fast_math) and dtype != "float64"
             one_member = rows == 1 and origin != KeyOrigin.kOfRows
-            key = PerturbKey(dtype, fast_math, one_member, strided, origin, launch.device)
+            key = perturb_key(dtype, fast_math, one_member, strided, origin, launch.device)
             size = PACKED_LAUNCH + 8 * (place.stop - place.start) + len(keys(0))
             return self._launch_of_size(size, launch.device), self.kernel(key), blocks
 
@@ -361,8 +360,7 @@ class DriverBackend:
         return kernels
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
-        place = ("advance", device)
-        kernel = self._handles.get(place) or self._compiled(place, None, device)
+        kernel = self.kernel(CppKey("advance_kernel", "multisample::advance_kernel", device))
         launch = self._launch_of_size(8, device)
 
         def advance(address: int, stream: int) -> None:
@@ -416,15 +414,15 @@ def _sample_steps(backend: DriverBackend, launch: Launch) -> Steps:
 
 def _moments_steps(backend: DriverBackend, launch: Launch) -> Steps:
     real, g = computing_name(launch), moment_geometry(launch)
-    key = MomentsKey(
+    key = moments_key(
         real, bool(launch.antithetic), bool(launch.fast_math) and real != "float64", g.rows, launch.results > 1,
-        bool(launch.origin_in_memory), False, launch.device,
+        bool(launch.origin_in_memory), launch.device,
     )  # fmt: skip
     packed = g.packed()
     sums = backend.step(launch, key, g.blocks, MOMENT_THREADS, packed, round_keys_of(real))
     if not g.finishing_blocks:
         return (sums,)
-    finishing = MomentsKey(real, False, False, 1, False, False, True, launch.device)
+    finishing = CppKey("moments_kernel", instance("finish_moments_kernel", real), launch.device)
     return sums, backend.step(launch, finishing, g.finishing_blocks, MOMENT_THREADS, packed)
 
 

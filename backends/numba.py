@@ -86,7 +86,7 @@ class NumbaBackend(DriverBackend):
             shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
-    def compile(self, key: Key | None) -> int:
+    def compile(self, key: Key) -> int:
         from numba import cuda
 
         try:

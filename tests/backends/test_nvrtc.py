@@ -18,7 +18,8 @@ from multisample.backends import nvrtc
 from multisample.backends.cupy import CupyBackend
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels.cuda.geometry import StoreKind
-from multisample.backends.kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
+from multisample.backends.kernels.cuda.keys import CppKey, KernelKey, Key, instance, perturb_key
+from multisample.backends.kernels.cuda.perturb_geometry import KeyOrigin
 from multisample.backends.kernels.cuda.toolchain import nvrtc_version
 from multisample.backends.native import csrc_files
 from multisample.backends.numba import NumbaBackend
@@ -32,7 +33,12 @@ def sample_key(
     return KernelKey("float32", False, False, False, store_kind, origin_in_memory, batched, 0, *version)
 
 
-MOMENTS = MomentsKey("float32", False, False, 1, False, False, True, 0)
+MOMENTS = CppKey("moments_kernel", "multisample::finish_moments_kernel<float>", 0)
+ADVANCE = CppKey("advance_kernel", "multisample::advance_kernel", 0)
+
+
+def perturbing(origin: KeyOrigin) -> CppKey:
+    return perturb_key("float32", False, True, True, origin, 0)
 
 
 def _no_nvrtc() -> str:
@@ -93,15 +99,15 @@ def cupy_hopper(monkeypatch: pytest.MonkeyPatch, loaded: list[MachineCode]) -> C
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        (MOMENTS, "finish_moments_kernel"), (PerturbKey("bfloat16", True, True, True, 1, 0), "perturb_kernel"),
-        (sample_key(StoreKind.kStrided), "sample_kernel"), (ConversionKey("float64", 0), "conversion_kernel"),
-        (None, "advance_kernel"),
+        (MOMENTS, "finish_moments_kernel"), (perturbing(KeyOrigin.kInMemory), "perturb_kernel"),
+        (sample_key(StoreKind.kStrided), "sample_kernel"), (ADVANCE, "advance_kernel"),
+        (CppKey("conversion_kernel", instance("conversion_kernel", "float64"), 0), "conversion_kernel"),
     ],
-    ids=["moments", "perturb", "sample", "conversion", "advance"],
+    ids=["moments", "perturb", "sample", "advance", "conversion"],
 )  # fmt: skip
 @pytest.mark.parametrize("compiler", ["hopper", "cupy_hopper"])
 def test_a_kernel_is_compiled_with_its_name(
-    request: pytest.FixtureRequest, loaded: list[MachineCode], compiler: str, key: Key | None, name: str,
+    request: pytest.FixtureRequest, loaded: list[MachineCode], compiler: str, key: Key, name: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     backend = request.getfixturevalue(compiler)
@@ -120,8 +126,8 @@ def test_both_backends_compile_the_same_program_once(
     """With the same version of NVRTC, they share the file."""
     monkeypatch.setattr(cupy_backend, "_compiled", None)
     monkeypatch.setattr("cupy.cuda.nvrtc.getVersion", lambda: nvrtc_version().split("."))
-    hopper.compile(None)
-    cupy_hopper.compile(None)
+    hopper.compile(ADVANCE)
+    cupy_hopper.compile(ADVANCE)
     assert loaded[0] == loaded[1]
     assert len(list((root / "nvrtc").iterdir())) == 1
 
@@ -134,7 +140,7 @@ def test_without_a_cache_a_warning_names_the_folder(
     monkeypatch.setattr(cache, "_warned", set())
     for expected in (pytest.warns(RuntimeWarning, match=f"a kernel of 'cupy' .*{root}"), contextlib.nullcontext()):
         with expected:
-            assert cupy_hopper.compile(None) == 7
+            assert cupy_hopper.compile(ADVANCE) == 7
 
 
 def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
@@ -142,15 +148,15 @@ def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
 ) -> None:
     from multisample.backends.kernels.cuda import compilation
 
-    in_python: list[Key | None] = []
-    in_cpp: list[Key | None] = []
+    in_python: list[Key] = []
+    in_cpp: list[Key] = []
 
     def compile_kernel(key: Key, capability: tuple[int, int], toolkit: str) -> MachineCode:
         assert capability == (9, 0)
         in_python.append(key)
         return MachineCode("plain", b"cubin")
 
-    def machine_code(key: Key | None, backend: str, architecture: str, *rest: Any) -> MachineCode:
+    def machine_code(key: Key, backend: str, architecture: str, *rest: Any) -> MachineCode:
         assert (backend, architecture) == ("numba", "sm_90")
         in_cpp.append(key)
         return MachineCode("other", b"cubin")
@@ -165,11 +171,11 @@ def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
     ]
     kinds = set(StoreKind) - {StoreKind.kPlain, StoreKind.kPlainTransposed}
     keys = [*plain, *(sample_key(kind, *origin) for kind, origin in itertools.product(kinds, origins))]
-    for key in (*keys, MOMENTS, None):
+    for key in (*keys, MOMENTS, ADVANCE):
         assert hopper.compile(key) == 7
         assert loaded[-1].symbol == ("plain" if in_python and in_python[-1] is key else "other")
     assert in_python == plain
-    assert in_cpp == [key for key in (*keys, MOMENTS, None) if key not in in_python]
+    assert in_cpp == [key for key in (*keys, MOMENTS, ADVANCE) if key not in in_python]
 
 
 def test_a_second_process_loads_the_kernel_from_the_cache(
@@ -179,7 +185,7 @@ def test_a_second_process_loads_the_kernel_from_the_cache(
 from types import SimpleNamespace
 from numba import cuda
 from multisample.backends import numba
-from multisample.backends.kernels.cuda.keys import MomentsKey
+from multisample.backends.kernels.cuda.keys import CppKey
 cuda.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
 numba.load_kernel = lambda code: print(code.symbol)
 numba.BACKEND.compile({MOMENTS})
@@ -194,16 +200,16 @@ numba.BACKEND.compile({MOMENTS})
 def test_different_kernels_compilers_and_headers_have_different_files(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compiled(key: Key | None, architecture: str = "sm_90", version: str = "13.0") -> None:
+    def compiled(key: Key, architecture: str = "sm_90", version: str = "13.0") -> None:
         nvrtc.machine_code(key, "numba", architecture, version, lambda *program: MachineCode("symbol", b"cubin"))
 
     compiled(MOMENTS)
     compiled(MOMENTS, "sm_80")
-    compiled(PerturbKey("float32", False, True, True, 1, 0))
-    compiled(PerturbKey("float32", False, True, True, 2, 0))
+    compiled(perturbing(KeyOrigin.kInMemory))
+    compiled(perturbing(KeyOrigin.kOfBatch))
     compiled(sample_key(StoreKind.kStrided))
     compiled(sample_key(StoreKind.kStrided, origin_in_memory=True))
-    compiled(None)
+    compiled(ADVANCE)
     compiled(MOMENTS, version="0.0")
     monkeypatch.setattr(csrc_files, "digest", lambda: "other")
     compiled(MOMENTS)

@@ -39,7 +39,7 @@ import multisample
 from multisample.backends import nvrtc
 from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
+from multisample.backends.kernels.cuda.keys import KernelKey, instance, moments_key, perturb_key
 from multisample.backends.kernels.cuda.perturb_geometry import KeyOrigin
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import compiler_flags, csrc_files, toolchain, units
@@ -290,28 +290,28 @@ def test_the_runner_detects_outputs_and_vectors_that_are_too_short(runner: Calla
 
 
 def sample_kernel(variant: Variant) -> str:
-    return nvrtc.kernel_name(KernelKey(*variant, False, False, 0))
+    return KernelKey(*variant, False, False, 0).name
 
 
 def perturb_kernels() -> list[str]:
-    keys = [
-        PerturbKey(dtype, fast, one_member, strided, origin, 0)
-        for dtype, fast, one_member, strided, origin in itertools.product(DTYPES, *((False, True),) * 3, range(4))
+    flags = itertools.product(DTYPES, *((False, True),) * 3, KeyOrigin)
+    return [
+        perturb_key(dtype, fast, one_member, strided, origin, 0).name
+        for dtype, fast, one_member, strided, origin in flags
         if not (fast and dtype == "float64") and not (one_member and origin == KeyOrigin.kOfRows)
     ]
-    return [nvrtc.kernel_name(key) for key in keys]
 
 
 def moments_kernels() -> list[str]:
-    kinds = (1, False, False), (4, False, False), (1, True, False), (1, False, True)
-    keys = [
-        MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
-        for real, antithetic, fast, with_second, (rows, origin, finishing) in itertools.product(
+    kinds = (1, False), (4, False), (1, True)
+    names = [
+        moments_key(real, antithetic, fast, rows, with_second, origin, 0).name
+        for real, antithetic, fast, with_second, (rows, origin) in itertools.product(
             ("float32", "float64"), *((False, True),) * 3, kinds
         )
-        if not (real == "float64" and (fast or rows == 4)) and not (finishing and (antithetic or fast or with_second))
+        if not (real == "float64" and (fast or rows == 4))
     ]
-    return [nvrtc.kernel_name(key) for key in keys]
+    return names + [instance("finish_moments_kernel", real) for real in ("float32", "float64")]
 
 
 def gradient_kernels() -> list[str]:
@@ -325,7 +325,7 @@ def gradient_kernels() -> list[str]:
 
 OPERATIONS: dict[str, Callable[[], list[str]]] = {
     "sample": lambda: list(map(sample_kernel, QUICK)),
-    "advance": lambda: [nvrtc.kernel_name(None)],
+    "advance": lambda: ["multisample::advance_kernel"],
     "gradient": gradient_kernels,
     "moments": moments_kernels,
     "perturb": perturb_kernels,
@@ -344,9 +344,9 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
     """
     depending = {name for name, text in sources().items() if re.search(r"__CUDA_ARCH__\)? *[<>=!]", text)}
     assert depending == {"cuda/intrinsics.cuh", "stream/rounding.h"}
-    header, architecture = kind
-    kernels = OPERATIONS[header]()
-    if header in ("gradient", "moments", "perturb"):
+    operation, architecture = kind
+    kernels, header = OPERATIONS[operation](), f"{operation}_kernel".removeprefix("sample_")
+    if operation in ("gradient", "moments", "perturb"):
         kernels = kernels[ARCHITECTURES.index(architecture) :: 24 if architecture == "sm_90" else 8]
     compiled = nvrtc_compile(nvrtc.source(header), kernels, architecture, nvrtc.ALL_OPTIONS)
     # Not even of launch bounds that exceed the threads of a multiprocessor.
@@ -366,7 +366,7 @@ def ptx() -> tuple[Bodies, Bodies]:
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
         names = list(map(sample_kernel, variants))
-        compiled = nvrtc_compile(nvrtc.source(), names, "compute_90", [*nvrtc.ALL_OPTIONS, option])
+        compiled = nvrtc_compile(nvrtc.source("kernel"), names, "compute_90", [*nvrtc.ALL_OPTIONS, option])
         assert compiled.log == ""
         parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
         found = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -384,7 +384,7 @@ def ptx() -> tuple[Bodies, Bodies]:
 @pytest.mark.parametrize(("capability", "size"), [("75", 18560), ("89", 18560), ("90", 34304)])
 def test_staged_kernels_take_less_shared_memory_where_there_is_little(capability: str, size: int) -> None:
     name = sample_kernel(("float32", False, False, False, STORE_KINDS.index("staged")))
-    ptx = nvrtc_compile(nvrtc.source(), [name], f"compute_{capability}", nvrtc.ALL_OPTIONS).code.decode()
+    ptx = nvrtc_compile(nvrtc.source("kernel"), [name], f"compute_{capability}", nvrtc.ALL_OPTIONS).code.decode()
     assert sum(map(int, re.findall(r"^\s*\.shared .*\[(\d+)\]", ptx, re.M))) == size
 
 
