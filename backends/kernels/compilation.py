@@ -7,12 +7,11 @@ dependencies.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -210,14 +209,7 @@ class _KernelCache:
         """The kernel for `signature`, or None. Numba calls this method."""
         target_context.refresh()
         file = self._file(signature, target_context.codegen())
-        kernel = self._files.load(file, lambda data: CompileResult._rebuild(target_context, *pickle.loads(data)))
-        if kernel is not None:
-            return kernel
-        if _misses is None:
-            cache.say_compiling("cpu")
-        else:
-            _misses.append(self._name)
-        return None
+        return self._files.load(file, lambda data: CompileResult._rebuild(target_context, *pickle.loads(data)))
 
     def save_overload(self, signature: Any, kernel: CompileResult) -> None:
         """Write `kernel` to the cache. Numba calls this method."""
@@ -231,20 +223,6 @@ def versions() -> list[str]:
     """Versions and settings of Numba on which machine code depends."""
     settings = [repr(getattr(config, name, None)) for name in _SETTINGS]
     return [*settings, numba.__version__, llvmlite.__version__, sys.version]
-
-
-_misses: list[str] | None = None
-
-
-@contextlib.contextmanager
-def recorded_misses() -> Iterator[list[str]]:
-    """The names of functions that are not in the cache: a list that grows. No message announces that they compile."""
-    global _misses
-    previous, _misses = _misses, []
-    try:
-        yield _misses
-    finally:
-        _misses = previous
 
 
 def source_digest() -> str:

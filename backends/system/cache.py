@@ -202,13 +202,12 @@ class KernelFiles:
         cached: Code | None = self.load(file, pickle.loads)
         if cached is not None:
             return cached
-        say_compiling(self._backend)
         code = compile_kernel()
         self.save(file, lambda: pickle.dumps(code))
         return code
 
     def load(self, file: str, rebuild: Callable[[bytes], Any]) -> Any:
-        """``rebuild(payload)`` for the payload of `save`; None if the kernel has to be compiled."""
+        """``rebuild(payload)`` for the payload of `save`; None, after a message, if the kernel has to be compiled."""
         try:
             self._check_digest()
             payload = read(folder(self._folder, create=False) / file)
@@ -218,6 +217,7 @@ class KernelFiles:
             pass
         except Exception as error:  # Unpickling another version's file may raise anything.
             self._warn(file, error)
+        say_compiling(self._backend)
         return None
 
     def save(self, file: str, payload: Callable[[], bytes]) -> None:
