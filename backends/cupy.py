@@ -13,12 +13,11 @@ import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
-from .errors import BackendUnavailableError
 from .kernels.cuda.keys import Key, usual_key
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
 from .nvrtc import OPTIONS, machine_code
-from .system.cuda_driver import MachineCode, load_kernel
+from .system.cuda_driver import MachineCode
 
 __all__ = ["BACKEND"]
 
@@ -26,6 +25,7 @@ __all__ = ["BACKEND"]
 class CupyBackend(DriverBackend):
     name = "cupy"
     host_library = "cupy"
+    remedy = "to try another NVRTC: pip install --upgrade 'cupy-cuda12x[ctk]', or the same for 13x"
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("cupy") is None:
@@ -74,19 +74,12 @@ class CupyBackend(DriverBackend):
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
-    def compile(self, key: Key) -> int:
+    def compile(self, key: Key) -> MachineCode:
         import cupy
 
         architecture = f"sm_{cupy.cuda.Device().compute_capability}"
         version = "{}.{}".format(*cupy.cuda.nvrtc.getVersion())
-        try:
-            return load_kernel(machine_code(key, self.name, architecture, version, _compiled))
-        except cupy.cuda.compiler.CompileException as error:
-            lines = str(error).strip().splitlines()
-            raise BackendUnavailableError(
-                "backend: 'cupy' could not compile its kernel: " + "\n".join(lines[-20:])
-                + "\nto try another NVRTC: pip install --upgrade 'cupy-cuda12x[ctk]', or the same for 13x"
-            ) from error  # fmt: skip
+        return machine_code(key, self.name, architecture, version, _compiled)
 
 
 def _compiled(code: str, name: str) -> MachineCode:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, DeviceKind, Launcher
+from .errors import BackendUnavailableError
 from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
 from .kernels.cuda.geometry import geometry, is_small
 from .kernels.cuda.keys import CppKey, KernelKey, Key, instance, moments_key, perturb_key
@@ -129,9 +130,10 @@ class DriverBackend:
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     protocol = PROTOCOL
     operations: Collection[int] = (Operation.sample, Operation.moments, Operation.perturb)
-    compile: Callable[[Key], int]
-    """``compile(key)``: the driver's handle of the kernel `key`, which is always valid. The caller makes the device
-    current."""
+    compile: Callable[[Key], cuda_driver.MachineCode]
+    """``compile(key)``: the kernel `key`, for the current device, which is that of the key."""
+    remedy: str
+    """The advice for a kernel that cannot be compiled or loaded."""
 
     def __init__(self) -> None:
         self._handles: dict[Key, int] = {}
@@ -143,8 +145,17 @@ class DriverBackend:
     def kernel(self, key: Key) -> int:
         """The driver's handle of a kernel, compiled on first use."""
         if key not in self._handles:
-            with cuda_driver.on_device(key.device):
-                self._handles[key] = self.compile(key)
+            try:
+                with cuda_driver.on_device(key.device):
+                    self._handles[key] = cuda_driver.load_kernel(self.compile(key))
+            except BackendUnavailableError:
+                raise
+            except Exception as error:
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                reason = "\n".join((*lines[-20:], self.remedy))
+                raise BackendUnavailableError(
+                    f"backend: {self.name!r} could not compile its kernel: {reason}"
+                ) from error
         return self._handles[key]
 
     def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:

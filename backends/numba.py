@@ -21,7 +21,7 @@ from .kernels.cuda.keys import KernelKey, Key, usual_key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .nvrtc import ALL_OPTIONS, machine_code
-from .system.cuda_driver import MachineCode, load_kernel, on_device
+from .system.cuda_driver import MachineCode, on_device
 
 __all__ = ["BACKEND"]
 
@@ -29,6 +29,7 @@ __all__ = ["BACKEND"]
 class NumbaBackend(DriverBackend):
     name = "numba"
     host_library = "numba"
+    remedy = f"to install versions that work together: {INSTALL}"
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("numba_cuda") is None:
@@ -86,26 +87,16 @@ class NumbaBackend(DriverBackend):
             shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
-    def compile(self, key: Key) -> int:
+    def compile(self, key: Key) -> MachineCode:
         from numba import cuda
 
-        try:
-            capability, version = cuda.get_current_device().compute_capability, nvrtc_version()
-            if isinstance(key, KernelKey) and is_in_python(key):
-                from .kernels.cuda.compilation import compile_kernel
+        capability, version = cuda.get_current_device().compute_capability, nvrtc_version()
+        if isinstance(key, KernelKey) and is_in_python(key):
+            from .kernels.cuda.compilation import compile_kernel
 
-                return load_kernel(compile_kernel(key, capability, version))
-            architecture = "sm_{}{}".format(*capability)
-            compile_program = functools.partial(_compiled, architecture)
-            return load_kernel(machine_code(key, self.name, architecture, version, compile_program))
-        except BackendUnavailableError:
-            raise
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise BackendUnavailableError(
-                "backend: 'numba' could not compile its kernel: " + "\n".join(lines[-20:])
-                + f"\nto install versions that work together: {INSTALL}"
-            ) from error  # fmt: skip
+            return compile_kernel(key, capability, version)
+        architecture = "sm_{}{}".format(*capability)
+        return machine_code(key, self.name, architecture, version, functools.partial(_compiled, architecture))
 
 
 def is_in_python(key: KernelKey) -> bool:

@@ -23,7 +23,7 @@ from multisample.backends.kernels.cuda.perturb_geometry import KeyOrigin
 from multisample.backends.kernels.cuda.toolchain import nvrtc_version
 from multisample.backends.native import csrc_files
 from multisample.backends.numba import NumbaBackend
-from multisample.backends.system import cache
+from multisample.backends.system import cache, cuda_driver
 from multisample.backends.system.cuda_driver import MachineCode
 
 
@@ -64,35 +64,23 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[MachineCode]:
-    """The machine code of all kernels, which are not loaded. Their handle is 7."""
-    loaded: list[MachineCode] = []
-
-    def load_kernel(code: MachineCode) -> int:
-        loaded.append(code)
-        return 7
-
-    for module in (numba_backend, cupy_backend):
-        monkeypatch.setattr(module, "load_kernel", load_kernel)
-    return loaded
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch, loaded: list[MachineCode]) -> NumbaBackend:
-    """The numba backend on a GPU of compute capability 9.0, which loads nothing."""
+def hopper(monkeypatch: pytest.MonkeyPatch) -> NumbaBackend:
+    """The numba backend on a GPU of compute capability 9.0."""
     from numba import cuda
 
     monkeypatch.setattr(cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
+    monkeypatch.setattr(cuda_driver, "on_device", contextlib.nullcontext)
     return NumbaBackend()
 
 
 @pytest.fixture
-def cupy_hopper(monkeypatch: pytest.MonkeyPatch, loaded: list[MachineCode]) -> CupyBackend:
-    """The same with the cupy backend."""
+def cupy_hopper(monkeypatch: pytest.MonkeyPatch) -> CupyBackend:
+    """The cupy backend on such a GPU."""
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(cupy.cuda, "Device", lambda: SimpleNamespace(compute_capability="90"))
     of_hopper = lambda architecture: ("-arch=sm_90", "cubin")  # noqa: E731  CuPy's own function asks the device.
     monkeypatch.setattr(cupy.cuda.compiler, "_get_arch_for_options_for_nvrtc", of_hopper)
+    monkeypatch.setattr(cuda_driver, "on_device", contextlib.nullcontext)
     return CupyBackend()
 
 
@@ -107,12 +95,10 @@ def cupy_hopper(monkeypatch: pytest.MonkeyPatch, loaded: list[MachineCode]) -> C
 )  # fmt: skip
 @pytest.mark.parametrize("compiler", ["hopper", "cupy_hopper"])
 def test_a_kernel_is_compiled_with_its_name(
-    request: pytest.FixtureRequest, loaded: list[MachineCode], compiler: str, key: Key, name: str,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    request: pytest.FixtureRequest, compiler: str, key: Key, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     backend = request.getfixturevalue(compiler)
-    assert backend.compile(key) == 7
-    (code,) = loaded
+    code = backend.compile(key)
     assert code.image.startswith(b"\x7fELF")
     assert name in code.symbol and f".text.{code.symbol}\0".encode() in code.image
     assert capfd.readouterr().err == (
@@ -121,14 +107,12 @@ def test_a_kernel_is_compiled_with_its_name(
 
 
 def test_both_backends_compile_the_same_program_once(
-    root: Path, hopper: NumbaBackend, cupy_hopper: CupyBackend, loaded: list[MachineCode], monkeypatch: Any
+    root: Path, hopper: NumbaBackend, cupy_hopper: CupyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same version of NVRTC, they share the file."""
     monkeypatch.setattr(cupy_backend, "_compiled", None)
     monkeypatch.setattr("cupy.cuda.nvrtc.getVersion", lambda: nvrtc_version().split("."))
-    hopper.compile(ADVANCE)
-    cupy_hopper.compile(ADVANCE)
-    assert loaded[0] == loaded[1]
+    assert hopper.compile(ADVANCE) == cupy_hopper.compile(ADVANCE)
     assert len(list((root / "nvrtc").iterdir())) == 1
 
 
@@ -140,11 +124,11 @@ def test_without_a_cache_a_warning_names_the_folder(
     monkeypatch.setattr(cache, "_warned", set())
     for expected in (pytest.warns(RuntimeWarning, match=f"a kernel of 'cupy' .*{root}"), contextlib.nullcontext()):
         with expected:
-            assert cupy_hopper.compile(ADVANCE) == 7
+            cupy_hopper.compile(ADVANCE)
 
 
 def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
-    hopper: NumbaBackend, loaded: list[MachineCode], monkeypatch: pytest.MonkeyPatch
+    hopper: NumbaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from multisample.backends.kernels.cuda import compilation
 
@@ -172,14 +156,13 @@ def test_numba_compiles_the_plain_kernels_and_nvrtc_all_others(
     kinds = set(StoreKind) - {StoreKind.kPlain, StoreKind.kPlainTransposed}
     keys = [*plain, *(sample_key(kind, *origin) for kind, origin in itertools.product(kinds, origins))]
     for key in (*keys, MOMENTS, ADVANCE):
-        assert hopper.compile(key) == 7
-        assert loaded[-1].symbol == ("plain" if in_python and in_python[-1] is key else "other")
+        assert hopper.compile(key).symbol == ("plain" if in_python and in_python[-1] is key else "other")
     assert in_python == plain
     assert in_cpp == [key for key in (*keys, MOMENTS, ADVANCE) if key not in in_python]
 
 
 def test_a_second_process_loads_the_kernel_from_the_cache(
-    root: Path, hopper: NumbaBackend, loaded: list[MachineCode], monkeypatch: pytest.MonkeyPatch
+    root: Path, hopper: NumbaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"""
 from types import SimpleNamespace
@@ -187,14 +170,13 @@ from numba import cuda
 from multisample.backends import numba
 from multisample.backends.kernels.cuda.keys import CppKey
 cuda.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
-numba.load_kernel = lambda code: print(code.symbol)
-numba.BACKEND.compile({MOMENTS})
+print(numba.BACKEND.compile({MOMENTS}).symbol)
 """
     done = run_python("-c", script, seconds=120, MULTISAMPLE_CACHE_DIR=str(root))
     monkeypatch.setattr(numba_backend, "_compiled", lambda *program: pytest.fail("compiled again"))
-    hopper.compile(MOMENTS)
-    assert loaded[0].symbol == done.stdout.strip()
-    assert loaded[0].image.startswith(b"\x7fELF")
+    code = hopper.compile(MOMENTS)
+    assert code.symbol == done.stdout.strip()
+    assert code.image.startswith(b"\x7fELF")
 
 
 def test_different_kernels_compilers_and_headers_have_different_files(
@@ -239,7 +221,14 @@ def test_an_architecture_that_nvrtc_does_not_know_is_named(
 
     monkeypatch.setattr(cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(99, 0)))
     with pytest.raises(BackendUnavailableError, match=r"(?s)NVRTC for sm_990: .*architecture.*pip install"):
-        hopper.compile(MOMENTS)
+        hopper.kernel(MOMENTS)
+
+
+def test_a_program_that_does_not_compile_is_quoted(cupy_hopper: CupyBackend) -> None:
+    key = CppKey("advance_kernel", "multisample::no_kernel", 0)
+    advice = "to try another NVRTC: pip install --upgrade"
+    with pytest.raises(BackendUnavailableError, match=rf"(?s)^backend: 'cupy' could not .*no_kernel.*\n{advice}"):
+        cupy_hopper.kernel(key)
 
 
 def test_in_an_archive_the_reason_says_that_compilers_cannot_read_the_headers(
