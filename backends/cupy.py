@@ -16,7 +16,7 @@ from .driver import DriverBackend
 from .kernels.cuda.keys import Key, usual_key
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
-from .nvrtc import OPTIONS, machine_code
+from .nvrtc import STANDARD, machine_code
 from .system.cuda_driver import MachineCode
 
 __all__ = ["BACKEND"]
@@ -86,8 +86,9 @@ def _compiled(code: str, name: str) -> MachineCode:
     """The kernel called `name` in a program, for the current device."""
     from cupy.cuda.compiler import compile_using_nvrtc
 
+    options = f"--std={STANDARD}", f"-I{csrc_files.folder()}"
     # In memory: CuPy writes no file.
-    image, symbols = compile_using_nvrtc(code, OPTIONS, name_expressions=(name,), cache_in_memory=True)
+    image, symbols = compile_using_nvrtc(code, options, name_expressions=(name,), cache_in_memory=True)
     return MachineCode(symbols[name], image)
 
 

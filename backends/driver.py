@@ -151,7 +151,7 @@ class DriverBackend:
             except BackendUnavailableError:
                 raise
             except Exception as error:
-                lines = str(error).strip().splitlines() or [type(error).__name__]
+                lines = str(error).strip("\0\n ").splitlines() or [type(error).__name__]
                 reason = "\n".join((*lines[-20:], self.remedy))
                 raise BackendUnavailableError(
                     f"backend: {self.name!r} could not compile its kernel: {reason}"

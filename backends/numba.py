@@ -20,7 +20,8 @@ from .errors import BackendUnavailableError
 from .kernels.cuda.keys import KernelKey, Key, usual_key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
-from .nvrtc import ALL_OPTIONS, machine_code
+from .native import csrc_files
+from .nvrtc import STANDARD, machine_code
 from .system.cuda_driver import MachineCode, on_device
 
 __all__ = ["BACKEND"]
@@ -105,31 +106,18 @@ def is_in_python(key: KernelKey) -> bool:
 
 
 def _compiled(architecture: str, code: str, name: str) -> MachineCode:
-    """The kernel called `name` in a program. RuntimeError if NVRTC refuses the program."""
-    from cuda.bindings import nvrtc
+    """The kernel called `name` in a program."""
+    from cuda.core import Program, ProgramOptions
 
-    def call(function: Any, *arguments: Any) -> Any:
-        error, *results = function(*arguments)
-        if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise RuntimeError(f"NVRTC for {architecture}: {error.name}\n{log()}")
-        return results[0] if results else None
-
-    def log() -> str:
-        text = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
-        nvrtc.nvrtcGetProgramLog(program, text)
-        return text.decode(errors="replace").strip("\0\n ")
-
-    _, program = nvrtc.nvrtcCreateProgram(code.encode(), b"kernel.cu", 0, [], [])
+    # CuPy sets the last option too. Without it, NVRTC 13.0 refuses generic lambdas.
+    options = ProgramOptions(
+        arch=architecture, std=STANDARD, include_path=str(csrc_files.folder()), device_as_default_execution_space=True
+    )
     try:
-        call(nvrtc.nvrtcAddNameExpression, program, name.encode())
-        options = [option.encode() for option in (*ALL_OPTIONS, f"--gpu-architecture={architecture}")]
-        call(nvrtc.nvrtcCompileProgram, program, len(options), options)
-        symbol = call(nvrtc.nvrtcGetLoweredName, program, name.encode()).decode()
-        cubin = bytearray(call(nvrtc.nvrtcGetCUBINSize, program))
-        call(nvrtc.nvrtcGetCUBIN, program, cubin)
-        return MachineCode(symbol, bytes(cubin))
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        compiled = Program(code, "c++", options).compile("cubin", name_expressions=(name,))
+    except Exception as error:  # It does not name the architecture.
+        raise RuntimeError(f"NVRTC for {architecture}: {error}") from error
+    return MachineCode(compiled.symbol_mapping[name].decode(), compiled.code)
 
 
 BACKEND: Backend = NumbaBackend()

@@ -1,6 +1,6 @@
 """CUDA C++ kernels that NVRTC compiles on first use: their programs and their machine code.
 
-The cupy backend calls NVRTC through CuPy, and numba through cuda-bindings, which numba-cuda requires.
+The cupy backend calls NVRTC through CuPy, and numba through cuda-core, which numba-cuda requires.
 """
 
 from __future__ import annotations
@@ -13,13 +13,8 @@ from .native import csrc_files
 from .system.cache import KernelFiles
 from .system.cuda_driver import MachineCode
 
-_STANDARD, _DEVICE_CODE = "--std=c++17", "--device-as-default-execution-space"
-
-OPTIONS = (_STANDARD, f"-I{csrc_files.folder()}")
-"""The compiler options that CuPy gets. CuPy adds the rest of `ALL_OPTIONS`."""
-
-ALL_OPTIONS = (*OPTIONS, _DEVICE_CODE)
-"""All compiler options. Without `_DEVICE_CODE`, NVRTC 13.0 refuses generic lambdas."""
+STANDARD = "c++17"
+"""The version of C++."""
 
 
 def source(header: str) -> str:
@@ -43,6 +38,6 @@ def machine_code(
         csrc_files.digest()  # Raises if the headers have changed during the compilation.
         return code
 
-    dependencies = key.header, key.name, architecture, version, _STANDARD, _DEVICE_CODE
+    dependencies = key.header, key.name, architecture, version, STANDARD
     files = KernelFiles("nvrtc", backend, csrc_files.digest())
     return files.compiled(f"{key.header}_{architecture}", dependencies, compiled)

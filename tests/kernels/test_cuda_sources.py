@@ -22,6 +22,7 @@ from cuda_cpp import (
     ARCHITECTURES,
     CHECKED_IN_CALLS,
     ELEMENTS,
+    NVRTC_OPTIONS,
     SECONDS,
     compile_cpp,
     nvrtc_compile,
@@ -348,7 +349,7 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
     kernels, header = OPERATIONS[operation](), f"{operation}_kernel".removeprefix("sample_")
     if operation in ("gradient", "moments", "perturb"):
         kernels = kernels[ARCHITECTURES.index(architecture) :: 24 if architecture == "sm_90" else 8]
-    compiled = nvrtc_compile(nvrtc.source(header), kernels, architecture, nvrtc.ALL_OPTIONS)
+    compiled = nvrtc_compile(nvrtc.source(header), kernels, architecture, NVRTC_OPTIONS)
     # Not even of launch bounds that exceed the threads of a multiprocessor.
     assert compiled.log == ""
     assert compiled.code.startswith(b"\x7fELF")
@@ -366,7 +367,7 @@ def ptx() -> tuple[Bodies, Bodies]:
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
         names = list(map(sample_kernel, variants))
-        compiled = nvrtc_compile(nvrtc.source("kernel"), names, "compute_90", [*nvrtc.ALL_OPTIONS, option])
+        compiled = nvrtc_compile(nvrtc.source("kernel"), names, "compute_90", [*NVRTC_OPTIONS, option])
         assert compiled.log == ""
         parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
         found = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -384,7 +385,7 @@ def ptx() -> tuple[Bodies, Bodies]:
 @pytest.mark.parametrize(("capability", "size"), [("75", 18560), ("89", 18560), ("90", 34304)])
 def test_staged_kernels_take_less_shared_memory_where_there_is_little(capability: str, size: int) -> None:
     name = sample_kernel(("float32", False, False, False, STORE_KINDS.index("staged")))
-    ptx = nvrtc_compile(nvrtc.source("kernel"), [name], f"compute_{capability}", nvrtc.ALL_OPTIONS).code.decode()
+    ptx = nvrtc_compile(nvrtc.source("kernel"), [name], f"compute_{capability}", NVRTC_OPTIONS).code.decode()
     assert sum(map(int, re.findall(r"^\s*\.shared .*\[(\d+)\]", ptx, re.M))) == size
 
 

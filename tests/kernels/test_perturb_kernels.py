@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cpp import nvrtc_compile, requires_gxx, requires_nvrtc, run_cases
+from cuda_cpp import NVRTC_OPTIONS, nvrtc_compile, requires_gxx, requires_nvrtc, run_cases
 from launches import a_launch, head_of
 from perturb_cases import Call, Part, calls_of_every_kind
 from tables import DTYPES
@@ -33,7 +33,7 @@ from multisample.backends.kernels.cuda.perturb_geometry import (
 from multisample.backends.kernels.cuda.round_keys import round_keys_of
 from multisample.backends.launch import HEAD, PACKED_LAUNCH, SPAN, UNIT_FACTOR, Launch, Operation, Span, pack
 from multisample.backends.numba import NumbaBackend
-from multisample.backends.nvrtc import ALL_OPTIONS, source
+from multisample.backends.nvrtc import source
 
 Array = np.ndarray[Any, Any]
 
@@ -207,7 +207,7 @@ def test_neighbouring_elements_are_read_and_written_by_vectors() -> None:
     keys = {
         perturb_key(dtype, False, one, False, origin, 0).name: width for dtype, width in types for one, origin in kinds
     }
-    compiled = nvrtc_compile(source("perturb_kernel"), [*keys], "compute_90", ALL_OPTIONS)
+    compiled = nvrtc_compile(source("perturb_kernel"), [*keys], "compute_90", NVRTC_OPTIONS)
     ptx = compiled.code.decode()
     bodies = re.split(r"\.entry\s+", ptx)[1:]
     assert compiled.log == "" and len(bodies) == len(keys) and not re.search(r"\.local", ptx)

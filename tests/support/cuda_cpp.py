@@ -14,6 +14,7 @@ import pytest
 from places import SHIM
 
 from multisample.backends.native import csrc_files
+from multisample.backends.nvrtc import STANDARD
 
 CaseT = TypeVar("CaseT")
 SECONDS = 300
@@ -107,6 +108,10 @@ def _no_nvrtc() -> str:
 
 
 requires_nvrtc = pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
+
+
+# Those of the backends. Without the last one, NVRTC 13.0 refuses generic lambdas.
+NVRTC_OPTIONS = f"--std={STANDARD}", f"-I{csrc_files.folder()}", "--device-as-default-execution-space"
 
 
 class Program(NamedTuple):
