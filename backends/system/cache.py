@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _MAGIC = b"multisample cache 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -191,52 +191,42 @@ class KernelFiles:
     def __init__(self, folder: str, backend: str, digest: str) -> None:
         self._folder, self._backend, self._digest = folder, backend, digest
 
-    def name(self, kernel: str, dependencies: Iterable[str]) -> str:
-        """The name of a file. `dependencies` are all that the machine code depends on besides the sources."""
-        digest = hashlib.sha256("\0".join((self._digest, *dependencies)).encode())
-        return f"{kernel}-{digest.hexdigest()[:20]}"
+    def compiled(
+        self, kernel: str, dependencies: Iterable[str], compile_kernel: Callable[[], Code],
+        pack: Callable[[Code], bytes] = pickle.dumps, unpack: Callable[[bytes], Code] = pickle.loads,
+    ) -> Code:  # fmt: skip
+        """``compile_kernel()``, or its result from the cache, whose files have ``pack(result)``.
 
-    def compiled(self, kernel: str, dependencies: Iterable[str], compile_kernel: Callable[[], Code]) -> Code:
-        """``compile_kernel()``, or its result from the cache: see `name`."""
-        file = self.name(kernel, dependencies)
-        cached: Code | None = self.load(file, pickle.loads)
-        if cached is not None:
-            return cached
+        `dependencies` are all that the machine code depends on besides the sources.
+        """
+        digest = hashlib.sha256("\0".join((self._digest, *dependencies)).encode()).hexdigest()
+        file = f"{kernel}-{digest[:20]}"
+        with self._errors_as_warnings(file):
+            payload = read(self._path(file, create=False))
+            if payload is not None:
+                return unpack(payload)  # A file of another version may raise anything.
+        say_compiling(self._backend)
         code = compile_kernel()
-        self.save(file, lambda: pickle.dumps(code))
+        with self._errors_as_warnings(file):
+            write(self._path(file, create=True), pack(code))
         return code
 
-    def load(self, file: str, rebuild: Callable[[bytes], Any]) -> Any:
-        """``rebuild(payload)`` for the payload of `save`; None, after a message, if the kernel has to be compiled."""
-        try:
-            self._check_digest()
-            payload = read(folder(self._folder, create=False) / file)
-            if payload is not None:
-                return rebuild(payload)
-        except FileNotFoundError:
-            pass
-        except Exception as error:  # Unpickling another version's file may raise anything.
-            self._warn(file, error)
-        say_compiling(self._backend)
-        return None
-
-    def save(self, file: str, payload: Callable[[], bytes]) -> None:
-        """Write ``payload()`` to the cache."""
-        try:
-            self._check_digest()
-            write(folder(self._folder, create=True) / file, payload())
-        except Exception as error:
-            self._warn(file, error)
-
-    def _check_digest(self) -> None:
+    def _path(self, file: str, create: bool) -> Path:
         if not self._digest:
             raise CacheError("the importer of multisample has no files, whose digest would name the kernel")
+        return folder(self._folder, create=create) / file
 
-    def _warn(self, file: str, error: Exception) -> None:
-        reason = str(error)
-        if not isinstance(error, CacheError):
-            reason = f"{root() / self._folder / file}: {type(error).__name__}: {error}"
-        warn_once(self._folder, f"a kernel of {self._backend!r} was compiled without its cached copy: {reason}")
+    @contextlib.contextmanager
+    def _errors_as_warnings(self, file: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:  # No folder yet.
+            pass
+        except Exception as error:
+            reason = str(error)
+            if not isinstance(error, CacheError):
+                reason = f"{root() / self._folder / file}: {type(error).__name__}: {error}"
+            warn_once(self._folder, f"a kernel of {self._backend!r} was compiled without its cached copy: {reason}")
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------

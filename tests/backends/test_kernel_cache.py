@@ -128,12 +128,12 @@ def test_kernels_are_compiled_where_numba_is_disabled(root: Path, monkeypatch: A
 
 @pytest.mark.parametrize("collects", [False, True])
 def test_the_garbage_collector_pauses_during_a_compilation(root: Path, monkeypatch: Any, collects: bool) -> None:
-    def save(*kernel: Any) -> None:
+    def add_ir_module(*code: Any) -> None:
         paused.append(not gc.isenabled())
         raise MemoryError
 
     paused: list[bool] = []
-    monkeypatch.setattr(compilation._KernelCache, "save_overload", save)
+    monkeypatch.setattr(compilation._Code, "add_ir_module", add_ir_module)
     before = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
