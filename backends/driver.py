@@ -30,7 +30,6 @@ from .launch import (
     Span,
     computing_name,
     packer,
-    parts_of_batch,
     type_name,
 )
 from .system import cuda_driver
@@ -48,8 +47,8 @@ def _parts(launch: Launch) -> list[tuple[int, list[int]]]:
         most = 1
     elif launch.operation == Operation.sample and is_small(launch):
         most = 2**31 - 1  # The length of the x axis.
-    parts = parts_of_batch(launch._replace(**dict.fromkeys(STEPS, 0)), most)
-    return [(part.batch, [getattr(part, name) for name in STEPS]) for part in parts]
+    steps = [getattr(launch, step) for step in STEPS.values()]
+    return [(min(most, launch.batch - b), [b * step for step in steps]) for b in range(0, max(launch.batch, 1), most)]
 
 
 def _moved(addresses: Sequence[Any], moves: list[int]) -> list[Any]:
