@@ -1,27 +1,23 @@
 """The cupy backend: the CUDA C++ kernel, compiled by NVRTC on first use.
 
 CuPy, NVRTC and a driver are enough: nothing is built in advance, and no CUDA toolkit is needed. Each combination of
-element type, noise, transform and stores is a kernel of its own. CuPy caches it on disk.
+element type, noise, transform and stores is a kernel of its own, cached on disk.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend
-from .errors import BackendUnavailableError
 from .kernels.cuda.keys import Key, usual_key
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
 from .native import csrc_files
-from .nvrtc import OPTIONS, kernel_name, source
-from .system import cache
+from .nvrtc import STANDARD, machine_code
+from .system.cuda_driver import MachineCode
 
 __all__ = ["BACKEND"]
 
@@ -29,6 +25,7 @@ __all__ = ["BACKEND"]
 class CupyBackend(DriverBackend):
     name = "cupy"
     host_library = "cupy"
+    remedy = "to try another NVRTC: pip install --upgrade 'cupy-cuda12x[ctk]', or the same for 13x"
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("cupy") is None:
@@ -77,48 +74,22 @@ class CupyBackend(DriverBackend):
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
-    def compile(self, key: Key | None) -> tuple[int, Any]:
+    def compile(self, key: Key) -> MachineCode:
         import cupy
 
-        code, name = source(key.kind if key else "advance"), kernel_name(key)
-        try:
-            try:
-                module, kernel = _compiled(code, name)
-            except OSError as error:  # CuPy's disk cache raises it; NVRTC does not.
-                cache.warn_once("cupy", f"a kernel of 'cupy' was compiled without CuPy's disk cache: {error}")
-                with _without_disk_cache():
-                    module, kernel = _compiled(code, name)
-            csrc_files.digest()  # Raises if the headers have changed during the compilation.
-        except cupy.cuda.compiler.CompileException as error:
-            lines = str(error).strip().splitlines()
-            raise BackendUnavailableError(
-                "backend: 'cupy' could not compile its kernel: " + "\n".join(lines[-20:])
-                + "\nto try another NVRTC: pip install --upgrade 'cupy-cuda12x[ctk]', or the same for 13x"
-            ) from error  # fmt: skip
-        return int(kernel.ptr), module
+        architecture = f"sm_{cupy.cuda.Device().compute_capability}"
+        version = "{}.{}".format(*cupy.cuda.nvrtc.getVersion())
+        return machine_code(key, self.name, architecture, version, _compiled)
 
 
-def _compiled(code: str, name: str) -> tuple[Any, Any]:
-    """A module, and the kernel called `name` in it."""
-    import cupy
+def _compiled(code: str, name: str) -> MachineCode:
+    """The kernel called `name` in a program, for the current device."""
+    from cupy.cuda.compiler import compile_using_nvrtc
 
-    module = cupy.RawModule(code=code, options=OPTIONS, name_expressions=(name,))
-    return module, module.get_function(name).kernel
-
-
-@contextlib.contextmanager
-def _without_disk_cache() -> Iterator[None]:
-    """Disable CuPy's disk cache: CuPy reads this variable when it compiles."""
-    variable = "CUPY_CACHE_IN_MEMORY"
-    before = os.environ.get(variable)
-    os.environ[variable] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
+    options = f"--std={STANDARD}", f"-I{csrc_files.folder()}"
+    # In memory: CuPy writes no file.
+    image, symbols = compile_using_nvrtc(code, options, name_expressions=(name,), cache_in_memory=True)
+    return MachineCode(symbols[name], image)
 
 
 BACKEND: Backend = CupyBackend()

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, DeviceKind, Launcher
+from .errors import BackendUnavailableError
 from .kernels.cuda.conversion import CONVERSION_THREADS, conversion_blocks, convert_vectors, pack_conversions
 from .kernels.cuda.geometry import geometry, is_small
-from .kernels.cuda.keys import ConversionKey, KernelKey, Key, MomentsKey, PerturbKey
+from .kernels.cuda.keys import CppKey, KernelKey, Key, instance, moments_key, perturb_key
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, moment_geometry
 from .kernels.cuda.perturb_geometry import PERTURB_THREADS, KeyOrigin, origin_of, span_lists, spans_at
 from .kernels.cuda.round_keys import round_keys_of
@@ -29,7 +30,6 @@ from .launch import (
     Span,
     computing_name,
     packer,
-    parts_of_batch,
     type_name,
 )
 from .system import cuda_driver
@@ -47,8 +47,8 @@ def _parts(launch: Launch) -> list[tuple[int, list[int]]]:
         most = 1
     elif launch.operation == Operation.sample and is_small(launch):
         most = 2**31 - 1  # The length of the x axis.
-    parts = parts_of_batch(launch._replace(**dict.fromkeys(STEPS, 0)), most)
-    return [(part.batch, [getattr(part, name) for name in STEPS]) for part in parts]
+    steps = [getattr(launch, step) for step in STEPS.values()]
+    return [(min(most, launch.batch - b), [b * step for step in steps]) for b in range(0, max(launch.batch, 1), most)]
 
 
 def _moved(addresses: Sequence[Any], moves: list[int]) -> list[Any]:
@@ -129,14 +129,13 @@ class DriverBackend:
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     protocol = PROTOCOL
     operations: Collection[int] = (Operation.sample, Operation.moments, Operation.perturb)
-    compile: Callable[[Key | None], tuple[int, Any]]
-    """``compile(key)``: the driver's handle of the kernel `key`, or of `advance` for None; and the object that keeps it
-    valid. The caller makes the device current."""
+    compile: Callable[[Key], cuda_driver.MachineCode]
+    """``compile(key)``: the kernel `key`, for the current device, which is that of the key."""
+    remedy: str
+    """The advice for a kernel that cannot be compiled or loaded."""
 
     def __init__(self) -> None:
-        self._handles: dict[Key | tuple[str, int], int] = {}
-        self.compiled: dict[Key | tuple[str, int], Any] = {}
-        """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
+        self._handles: dict[Key, int] = {}
         self._launch_of_size = functools.cache(self._launch_function)
         self._kernels_of_tail = functools.lru_cache(4096)(
             lambda tail, phase: self._kernels(Launch(*[0] * len(HEAD), *tail), phase)
@@ -144,13 +143,19 @@ class DriverBackend:
 
     def kernel(self, key: Key) -> int:
         """The driver's handle of a kernel, compiled on first use."""
-        return self._handles.get(key) or self._compiled(key, key, key.device)
-
-    def _compiled(self, place: Key | tuple[str, int], key: Key | None, device: int) -> int:
-        with cuda_driver.on_device(device):
-            handle, self.compiled[place] = self.compile(key)
-        self._handles[place] = handle
-        return handle
+        if key not in self._handles:
+            try:
+                with cuda_driver.on_device(key.device):
+                    self._handles[key] = cuda_driver.load_kernel(self.compile(key))
+            except BackendUnavailableError:
+                raise
+            except Exception as error:
+                lines = str(error).strip("\0\n ").splitlines() or [type(error).__name__]
+                reason = "\n".join((*lines[-20:], self.remedy))
+                raise BackendUnavailableError(
+                    f"backend: {self.name!r} could not compile its kernel: {reason}"
+                ) from error
+        return self._handles[key]
 
     def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:
         """``launch(kernel, parameters)`` launches with the bytes of a configuration and `size` bytes of arguments.
@@ -297,7 +302,8 @@ class DriverBackend:
         if not conversions:
             return launch, None, 0
         with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-            kernel = self.kernel(ConversionKey(computing_name(launch), launch.device))
+            name = instance("conversion_kernel", computing_name(launch))
+            kernel = self.kernel(CppKey("conversion_kernel", name, launch.device))
         launch_kernel = self._launch_of_size(len(pack_conversions((), (), 0)), launch.device)
         blocks = conversion_blocks(conversions)
 
@@ -322,10 +328,10 @@ class DriverBackend:
         parts = _parts(launch._replace(matrix_step=0))  # `addresses` have spans in the place of the matrix.
         source_step, target_step = Span._fields.index("source_step"), Span._fields.index("target_step")
 
-        def prepared(strided: bool, blocks: int, place: slice, origin: int) -> Any:
+        def prepared(strided: bool, blocks: int, place: slice, origin: KeyOrigin) -> Any:
             fast_math = bool(launch.fast_math) and dtype != "float64"
             one_member = rows == 1 and origin != KeyOrigin.kOfRows
-            key = PerturbKey(dtype, fast_math, one_member, strided, origin, launch.device)
+            key = perturb_key(dtype, fast_math, one_member, strided, origin, launch.device)
             size = PACKED_LAUNCH + 8 * (place.stop - place.start) + len(keys(0))
             return self._launch_of_size(size, launch.device), self.kernel(key), blocks
 
@@ -364,8 +370,7 @@ class DriverBackend:
         return kernels
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
-        place = ("advance", device)
-        kernel = self._handles.get(place) or self._compiled(place, None, device)
+        kernel = self.kernel(CppKey("advance_kernel", "multisample::advance_kernel", device))
         launch = self._launch_of_size(8, device)
 
         def advance(address: int, stream: int) -> None:
@@ -419,15 +424,15 @@ def _sample_steps(backend: DriverBackend, launch: Launch) -> Steps:
 
 def _moments_steps(backend: DriverBackend, launch: Launch) -> Steps:
     real, g = computing_name(launch), moment_geometry(launch)
-    key = MomentsKey(
+    key = moments_key(
         real, bool(launch.antithetic), bool(launch.fast_math) and real != "float64", g.rows, launch.results > 1,
-        bool(launch.origin_in_memory), False, launch.device,
+        bool(launch.origin_in_memory), launch.device,
     )  # fmt: skip
     packed = g.packed()
     sums = backend.step(launch, key, g.blocks, MOMENT_THREADS, packed, round_keys_of(real))
     if not g.finishing_blocks:
         return (sums,)
-    finishing = MomentsKey(real, False, False, 1, False, False, True, launch.device)
+    finishing = CppKey("moments_kernel", instance("finish_moments_kernel", real), launch.device)
     return sums, backend.step(launch, finishing, g.finishing_blocks, MOMENT_THREADS, packed)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, NamedTuple, TypeAlias, get_type_hints
 
 from .element_types import MATRIX_TYPES, SIZES, ElementType
@@ -17,7 +17,7 @@ from .element_types import MATRIX_TYPES, SIZES, ElementType
 __all__ = [
     "FIELD_AT", "FORMATS", "HEAD", "HOST", "INPUTS", "OPERANDS", "PACKED_LAUNCH", "SAMPLE_CALL", "SIZES", "SPAN",
     "STEPS", "UNIT_FACTOR", "ElementType", "Launch", "Operands", "Operation", "Span", "WordFormat", "computing_name",
-    "matrix_of_batch", "pack", "packer", "parts_of_batch", "runs_down", "type_name", "unpack",
+    "matrix_of_batch", "pack", "packer", "runs_down", "type_name", "unpack",
 ]  # fmt: skip
 
 HOST = -1
@@ -240,9 +240,3 @@ def matrix_of_batch(launch: Launch, b: int) -> Launch:
     steps = {name: getattr(launch, step) for name, step in STEPS.items()}
     moved = {name: getattr(launch, name) + b * step for name, step in steps.items() if step}  # -0.0 + 0 would be 0.0.
     return launch._replace(**moved, batch=0)
-
-
-def parts_of_batch(launch: Launch, most: int) -> Iterator[Launch]:
-    """A batch in parts of at most `most` matrices."""
-    for b in range(0, max(launch.batch, 1), most):
-        yield matrix_of_batch(launch, b)._replace(batch=min(most, launch.batch - b))

@@ -7,6 +7,7 @@ as in the cpu backend. NVRTC, which numba-cuda installs, compiles all other kern
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 from typing import Any
@@ -19,8 +20,9 @@ from .errors import BackendUnavailableError
 from .kernels.cuda.keys import KernelKey, Key, usual_key
 from .kernels.cuda.toolchain import INSTALL, clashes, nvrtc_version
 from .memory.dlpack import LEGACY_STREAM, Imported, device_of_array
-from .nvrtc import machine_code
-from .system.cuda_driver import function_of_kernel, load_kernel, on_device
+from .native import csrc_files
+from .nvrtc import STANDARD, machine_code
+from .system.cuda_driver import MachineCode, on_device
 
 __all__ = ["BACKEND"]
 
@@ -28,6 +30,7 @@ __all__ = ["BACKEND"]
 class NumbaBackend(DriverBackend):
     name = "numba"
     host_library = "numba"
+    remedy = f"to install versions that work together: {INSTALL}"
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("numba_cuda") is None:
@@ -85,33 +88,36 @@ class NumbaBackend(DriverBackend):
             shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
-    def compile(self, key: Key | None) -> tuple[int, Any]:
-        try:
-            if isinstance(key, KernelKey) and is_in_python(key):
-                from .kernels.cuda.compilation import compile_kernel
+    def compile(self, key: Key) -> MachineCode:
+        from numba import cuda
 
-                kernel = compile_kernel(key)
-                handle = kernel.library.get_cufunc().handle
-                # The launch of a CUkernel takes 1.3 us longer than that of its CUfunction, on an H200.
-                is_kernel = type(handle).__name__ == "CUkernel"
-                return function_of_kernel(int(handle)) if is_kernel else int(handle), kernel
-            from numba import cuda
+        capability, version = cuda.get_current_device().compute_capability, nvrtc_version()
+        if isinstance(key, KernelKey) and is_in_python(key):
+            from .kernels.cuda.compilation import compile_kernel
 
-            code = machine_code(key, "sm_{}{}".format(*cuda.get_current_device().compute_capability))
-            return load_kernel(code.cubin, code.symbol), code
-        except BackendUnavailableError:
-            raise
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise BackendUnavailableError(
-                "backend: 'numba' could not compile its kernel: " + "\n".join(lines[-20:])
-                + f"\nto install versions that work together: {INSTALL}"
-            ) from error  # fmt: skip
+            return compile_kernel(key, capability, version)
+        architecture = "sm_{}{}".format(*capability)
+        return machine_code(key, self.name, architecture, version, functools.partial(_compiled, architecture))
 
 
 def is_in_python(key: KernelKey) -> bool:
     """Whether Numba compiles the kernel from Python. NVRTC compiles all others from CUDA C++."""
     return key.turns > 0
+
+
+def _compiled(architecture: str, code: str, name: str) -> MachineCode:
+    """The kernel called `name` in a program."""
+    from cuda.core import Program, ProgramOptions
+
+    # CuPy sets the last option too. Without it, NVRTC 13.0 refuses generic lambdas.
+    options = ProgramOptions(
+        arch=architecture, std=STANDARD, include_path=str(csrc_files.folder()), device_as_default_execution_space=True
+    )
+    try:
+        compiled = Program(code, "c++", options).compile("cubin", name_expressions=(name,))
+    except Exception as error:  # It does not name the architecture.
+        raise RuntimeError(f"NVRTC for {architecture}: {error}") from error
+    return MachineCode(compiled.symbol_mapping[name].decode(), compiled.code)
 
 
 BACKEND: Backend = NumbaBackend()

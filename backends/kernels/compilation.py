@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import hashlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from numba.core import config
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import CPUDispatcher
+from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.serialize import dumps
 
 from multisample.backends.errors import BackendUnavailableError
@@ -33,7 +32,8 @@ from multisample.backends.system import cache, sources
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
 
-_FOLDER = "numba"
+FOLDER = "numba"
+"""The folder of the cache."""
 # Settings of Numba that change machine code. Those of the processor are in `Codegen.magic_tuple`.
 _SETTINGS = (
     "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES",
@@ -98,29 +98,28 @@ class _CalleeCompiler(_Compiler):
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
 
 
-class _Dispatcher(CPUDispatcher):
-    """Compiles also where NUMBA_DISABLE_JIT is set, since kernels cannot run in the interpreter.
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Compile or load kernels, also where NUMBA_DISABLE_JIT is set, since kernels cannot run in the interpreter.
 
     The garbage collector pauses: with PyTorch or JAX imported, collections took a tenth of a first draw.
     """
+    with global_compiler_lock:  # A fork takes the lock too, so no child is left without a collector.
+        collects, before = gc.isenabled(), config.DISABLE_JIT
+        gc.disable()
+        config.DISABLE_JIT = 0  # Numba's own functions are compiled now, and obey the variable.
+        try:
+            yield
+        finally:
+            config.DISABLE_JIT = before
+            if collects:
+                gc.enable()
 
+
+class _Dispatcher(CPUDispatcher):
     def compile(self, signature: Any) -> Any:
-        with global_compiler_lock:  # A fork takes the lock too, so no child is left without a collector.
-            collects, before = gc.isenabled(), config.DISABLE_JIT
-            gc.disable()
-            config.DISABLE_JIT = 0  # Numba's own functions are compiled now, and obey the variable.
-            try:
-                return super().compile(signature)
-            finally:
-                config.DISABLE_JIT = before
-                if collects:
-                    gc.enable()
-
-
-# CPython keeps frames in blocks of 16 KiB. A call at the end of a full block maps a new one, and its return unmaps it:
-# 7 us each time, up to a fifth of a first draw. `compile` claims a large stack, so its block has room for all calls
-# below it.
-_Dispatcher.compile.__code__ = _Dispatcher.compile.__code__.replace(co_stacksize=1 << 15)
+        with _compiling():
+            return super().compile(signature)
 
 
 class _Callee(CPUDispatcher):
@@ -174,18 +173,33 @@ def compile_cached(
     third of a small call. Pass only checked arrays: the kernel would misread an array of another type or dimension.
     BackendUnavailableError if the working directory was deleted, since Numba cannot compile without one.
     """
-    options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
-    dispatcher = _Dispatcher(_named(function, name), {}, options, _KernelCompiler)
-    rebuild: Callable[..., Any] = lambda context, payload: CompileResult._rebuild(context, *payload)  # noqa: E731
-    dispatcher._cache = KernelCache(name, digest, CompileResult._reduce, rebuild, "cpu")
-    try:
-        dispatcher.compile(signature)
-    except FileNotFoundError as error:
-        raise BackendUnavailableError(
-            "backend: Numba cannot compile a kernel, since the working directory of this process was deleted: change to"
-            " one that exists by os.chdir"
-        ) from error
-    return dispatcher.overloads[signature.args]
+
+    def compiled() -> CompileResult:
+        options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
+        dispatcher = CPUDispatcher(_named(function, name), {}, options, _KernelCompiler)
+        try:
+            dispatcher.compile(signature)
+        except FileNotFoundError as error:
+            raise BackendUnavailableError(
+                "backend: Numba cannot compile a kernel, since the working directory of this process was deleted:"
+                " change to one that exists by os.chdir"
+            ) from error
+        return dispatcher.overloads[signature.args]
+
+    target = cpu_target.target_context
+    with _compiling():
+        target.refresh()
+        dependencies = str(signature), *map(str, target.codegen().magic_tuple()), *versions()
+        return cache.KernelFiles(FOLDER, "cpu", digest).compiled(
+            name, dependencies, compiled, lambda kernel: dumps(kernel._reduce()),
+            lambda payload: CompileResult._rebuild(target, *pickle.loads(payload)),
+        )  # fmt: skip
+
+
+# CPython keeps frames in blocks of 16 KiB. A call at the end of a full block maps a new one, and its return unmaps it:
+# 7 us each time, up to a fifth of a first draw. This function claims a large stack, so its block has room for all calls
+# below it.
+compile_cached.__code__ = compile_cached.__code__.replace(co_stacksize=1 << 15)
 
 
 def address_of(result: CompileResult) -> int:
@@ -201,58 +215,10 @@ def _named(function: Any, name: str) -> Any:
     return named
 
 
-class KernelCache:
-    """The kernels of one function on disk, in place of a dispatcher's cache: see `KernelFiles`.
-
-    ``reduce(kernel)`` gives an object that can be pickled, from which ``rebuild(target_context, payload)`` makes the
-    kernel. See `compile_cached` for `name` and `digest`. Messages name the compiling `backend`.
-    """
-
-    def __init__(
-        self, name: str, digest: str, reduce: Callable[[Any], Any], rebuild: Callable[[Any, Any], Any], backend: str
-    ) -> None:
-        self._name, self._digest, self._backend = name, digest, backend
-        self._reduce, self._rebuild = reduce, rebuild
-        self._files = cache.KernelFiles(_FOLDER, backend, digest)
-
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """The kernel for `signature`, or None. Numba calls this method."""
-        target_context.refresh()
-        file = self._file(signature, target_context.codegen())
-        kernel = self._files.load(file, lambda payload: self._rebuild(target_context, pickle.loads(payload)))
-        if kernel is not None:
-            return kernel
-        if _misses is None:
-            cache.say_compiling(self._backend)
-        else:
-            _misses.append(self._name)
-        return None
-
-    def save_overload(self, signature: Any, kernel: Any) -> None:
-        """Write `kernel` to the cache. Numba calls this method."""
-        self._files.save(self._file(signature, kernel.codegen), lambda: dumps(self._reduce(kernel)))
-
-    def _file(self, signature: Any, codegen: Any) -> str:
-        settings = [repr(getattr(config, name, None)) for name in _SETTINGS]
-        parts = (
-            self._digest, str(signature), *map(str, codegen.magic_tuple()), *settings, numba.__version__,
-            llvmlite.__version__, sys.version,
-        )  # fmt: skip
-        return f"{self._name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
-
-
-_misses: list[str] | None = None
-
-
-@contextlib.contextmanager
-def recorded_misses() -> Iterator[list[str]]:
-    """The names of functions that are not in the cache: a list that grows. No message announces that they compile."""
-    global _misses
-    previous, _misses = _misses, []
-    try:
-        yield _misses
-    finally:
-        _misses = previous
+def versions() -> list[str]:
+    """Versions and settings of Numba on which machine code depends."""
+    settings = [repr(getattr(config, name, None)) for name in _SETTINGS]
+    return [*settings, numba.__version__, llvmlite.__version__, sys.version]
 
 
 def source_digest() -> str:

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _VARIABLE = "MULTISAMPLE_PREBUILT"
-_KINDS: dict[str, tuple[str, ...]] = {"": (), "0": (), "cpu": ("cpu",), "1": ("cpu", "cuda")}
-
-# PyTorch may print to stdout first, so the platform tag is the last line.
-_BUILD = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from multisample.backends.native.wheels import main
-sys.exit(main(sys.argv[2], sys.argv[3:]))
-"""
+_Kinds: TypeAlias = tuple[Literal["cpu", "cuda"], ...]
+_KINDS: dict[str, _Kinds] = {"": (), "0": (), "cpu": ("cpu",), "1": ("cpu", "cuda")}
 
 
 class WheelHook(BuildHookInterface[Any]):
@@ -58,16 +50,18 @@ class WheelHook(BuildHookInterface[Any]):
         if not link.is_symlink():
             link.symlink_to(Path("..", "multisample"), target_is_directory=True)
 
-    def _compile(self, folder: Path, kinds: tuple[str, ...]) -> str:
+    def _compile(self, folder: Path, kinds: _Kinds) -> str:
         """Compile libraries into `folder`, and return their common platform tag."""
-        command = [sys.executable, "-c", _BUILD, str(self.root), str(folder), *kinds]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        if done.returncode:
-            sys.exit(f"{_VARIABLE}={os.environ[_VARIABLE]}: the libraries were not built")
-        return str(done.stdout.splitlines()[-1])
+        sys.path.insert(0, str(self.root))  # `prebuilt` refuses libraries of other sources than those of the wheel.
+        from multisample.backends.native import wheels
+
+        try:
+            return wheels.platform_tag(wheels.build_all(kinds, folder))
+        except (RuntimeError, ValueError) as error:
+            sys.exit(f"{_VARIABLE}={os.environ[_VARIABLE]}: the libraries were not built: {error}")
 
 
-def _requested_kinds() -> tuple[str, ...]:
+def _requested_kinds() -> _Kinds:
     value = os.environ.get(_VARIABLE, "")
     if value not in _KINDS:
         sys.exit(f"{_VARIABLE}: expected 1, cpu or 0, got {value!r}")

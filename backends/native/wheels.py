@@ -1,7 +1,6 @@
 """Compiles the libraries of a wheel for every GPU that it supports, and finds their platform tag.
 
-The build hook runs this module in a separate process, from the sources of the wheel: `prebuilt` refuses a library of
-other sources.
+The build hook imports this module from the sources of the wheel.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from multisample.backends.errors import BackendUnavailableError
@@ -87,17 +86,6 @@ def _file(kind: LibraryKind) -> str:
     if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in architectures):
         raise ValueError(f"TORCH_CUDA_ARCH_LIST: expected numbers, as in {WHEEL_ARCHITECTURES!r}, got {names!r}")
     return prebuilt.cuda_file(str(torch.version.cuda), architectures)
-
-
-def main(root: str, kinds: Sequence[str]) -> int:
-    """Compile libraries of `kinds` below `root` and print the platform tag of a wheel with them; 1 if that fails."""
-    try:
-        built = build_all([kind for kind in ("cpu", "cuda") if kind in kinds], Path(root))
-    except (BackendUnavailableError, ValueError) as error:
-        print(f"multisample: error: {error}", file=sys.stderr)
-        return 1
-    print(platform_tag(built))
-    return 0
 
 
 # --- The platform tag -----------------------------------------------------------------------------

@@ -11,16 +11,19 @@ import fcntl
 import functools
 import hashlib
 import os
+import pickle
 import secrets
 import stat
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 _MAGIC = b"multisample cache 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
+
+Code = TypeVar("Code")
 
 
 class CacheError(Exception):
@@ -188,36 +191,42 @@ class KernelFiles:
     def __init__(self, folder: str, backend: str, digest: str) -> None:
         self._folder, self._backend, self._digest = folder, backend, digest
 
-    def load(self, file: str, rebuild: Callable[[bytes], Any]) -> Any:
-        """``rebuild(payload)`` for the payload of `save`; None if the kernel has to be compiled."""
-        try:
-            self._check_digest()
-            payload = read(folder(self._folder, create=False) / file)
+    def compiled(
+        self, kernel: str, dependencies: Iterable[str], compile_kernel: Callable[[], Code],
+        pack: Callable[[Code], bytes] = pickle.dumps, unpack: Callable[[bytes], Code] = pickle.loads,
+    ) -> Code:  # fmt: skip
+        """``compile_kernel()``, or its result from the cache, whose files have ``pack(result)``.
+
+        `dependencies` are all that the machine code depends on besides the sources.
+        """
+        digest = hashlib.sha256("\0".join((self._digest, *dependencies)).encode()).hexdigest()
+        file = f"{kernel}-{digest[:20]}"
+        with self._errors_as_warnings(file):
+            payload = read(self._path(file, create=False))
             if payload is not None:
-                return rebuild(payload)
-        except FileNotFoundError:
-            pass
-        except Exception as error:  # Unpickling another version's file may raise anything.
-            self._warn(file, error)
-        return None
+                return unpack(payload)  # A file of another version may raise anything.
+        say_compiling(self._backend)
+        code = compile_kernel()
+        with self._errors_as_warnings(file):
+            write(self._path(file, create=True), pack(code))
+        return code
 
-    def save(self, file: str, payload: Callable[[], bytes]) -> None:
-        """Write ``payload()`` to the cache."""
-        try:
-            self._check_digest()
-            write(folder(self._folder, create=True) / file, payload())
-        except Exception as error:
-            self._warn(file, error)
-
-    def _check_digest(self) -> None:
+    def _path(self, file: str, create: bool) -> Path:
         if not self._digest:
             raise CacheError("the importer of multisample has no files, whose digest would name the kernel")
+        return folder(self._folder, create=create) / file
 
-    def _warn(self, file: str, error: Exception) -> None:
-        reason = str(error)
-        if not isinstance(error, CacheError):
-            reason = f"{root() / self._folder / file}: {type(error).__name__}: {error}"
-        warn_once(self._folder, f"a kernel of {self._backend!r} was compiled without its cached copy: {reason}")
+    @contextlib.contextmanager
+    def _errors_as_warnings(self, file: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:  # No folder yet.
+            pass
+        except Exception as error:
+            reason = str(error)
+            if not isinstance(error, CacheError):
+                reason = f"{root() / self._folder / file}: {type(error).__name__}: {error}"
+            warn_once(self._folder, f"a kernel of {self._backend!r} was compiled without its cached copy: {reason}")
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 # Constants of cuda.h.
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -53,21 +53,23 @@ def launch_function() -> Any:
     return launch
 
 
-def function_of_kernel(kernel: int) -> int:
-    """The CUfunction of a CUkernel in the current context. RuntimeError if the driver refuses."""
-    function = ctypes.c_void_p()
-    _check(driver().cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(kernel)))
-    return function.value or 0
+class MachineCode(NamedTuple):
+    """A compiled kernel."""
+
+    symbol: str
+    """The name of the kernel in `image`."""
+    image: bytes
+    """A cubin, or PTX."""
 
 
-def load_kernel(code: bytes, symbol: str) -> int:
-    """The CUfunction of a kernel in machine code, for the current context. RuntimeError if the driver refuses.
+def load_kernel(code: MachineCode) -> int:
+    """The CUfunction of a kernel, for the current context. RuntimeError if the driver refuses.
 
     The code is never unloaded.
     """
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _check(driver().cuModuleLoadData(ctypes.byref(module), code))
-    _check(driver().cuModuleGetFunction(ctypes.byref(function), module, symbol.encode()))
+    _check(driver().cuModuleLoadData(ctypes.byref(module), code.image))
+    _check(driver().cuModuleGetFunction(ctypes.byref(function), module, code.symbol.encode()))
     return function.value or 0
 
 

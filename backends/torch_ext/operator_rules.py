@@ -37,53 +37,31 @@ def register() -> Any:
         # torch.func handles an autograd.Function at its own dispatch key, but not at the Autograd key, where
         # torch.library.register_autograd puts it.
         library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
-    torch.library.register_fake("multisample::sample_", _fake_sample_to)
+    torch.library.register_fake("multisample::sample_", lambda out, *arguments, **options: None)
     library.impl("sample_", _sample_to_without_derivative, "Autograd", with_keyset=True)
     torch.library.register_vmap("multisample::sample_", _batched_sample_to)
     return library
 
 
-# --- Fake results ---------------------------------------------------------------------------------
-
-
-def _fake_sample_to(out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any) -> None:
-    torch._check(out.dim() == 2, lambda: f"multisample::sample_: out must have two dimensions, got {out.shape}")
-    _check_vectors("sample_", mu, sigma, out.shape[0])
+# --- Fake results: the operators themselves check their arguments ---------------------------------
 
 
 def _fake_sample(
     mu: Any, sigma: Any, n: Any, counter: Any = None, keys: Any = None, *, dtype: Any = None, transposed: bool = False,
     **options: Any,
 ) -> Any:  # fmt: skip
-    d, batch = mu.shape[-1] if mu.dim() else None, () if keys is None else keys.shape[:1]
-    _check_vectors("sample", mu, sigma, d, batched=keys is not None)
     torch._check(n >= 0, lambda: f"multisample::sample: n must be at least 0, got {n}")
-    shape = (n, d) if transposed else (d, n)
+    d, batch = mu.shape[-1:], () if keys is None else keys.shape[:1]
+    shape = (n, *d) if transposed else (*d, n)
     return mu.new_empty((*batch, *shape), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
 
 
 def _fake_sample_backward(
     grad: Any, counter: Any = None, keys: Any = None, *, transposed: bool = False, **options: Any
 ) -> Any:
-    dims, number = (2, "two") if keys is None else (3, "three")
-    torch._check(
-        grad.dim() == dims,
-        lambda: f"multisample::sample_backward: grad must have {number} dimensions, got {grad.shape}",
-    )
     shape = (*grad.shape[:-2], grad.shape[-1 if transposed else -2])
     dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
     return grad.new_empty(shape, dtype=dtype), grad.new_empty(shape, dtype=dtype)
-
-
-def _check_vectors(operator: str, mu: Any, sigma: Any, d: Any, batched: bool = False) -> None:
-    dims, shape = ((1, 2), "(d,) or (B, d)") if batched else ((1,), "(d,)")
-    for name, vector in (("mu", mu), ("sigma", sigma)):
-        torch._check(
-            vector.dim() in dims and vector.shape[-1] == d,
-            lambda name=name, vector=vector: (
-                f"multisample::{operator}: {name} must have shape {shape}, d being {d}, got {vector.shape}"
-            ),
-        )
 
 
 def _promoted(mu: torch.dtype, sigma: torch.dtype) -> torch.dtype:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import io
 import sys
 import time
 import warnings
@@ -87,12 +89,16 @@ def _compile_kernels() -> str:
 
 def _compile(kernel: Callable[[], Any]) -> tuple[bool, set[tuple[str, type[Warning]]]]:
     """Whether the kernel was not in the cache, and warnings."""
-    from multisample.backends.kernels.compilation import recorded_misses
+    from numba.core.event import install_recorder
 
-    with recorded_misses() as misses, warnings.catch_warnings(record=True) as caught:
+    with (
+        install_recorder("numba:compile") as compilations,
+        contextlib.redirect_stderr(io.StringIO()),  # Each process would print that it compiles.
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always", RuntimeWarning)
         kernel()
-    return bool(misses), {(str(warning.message), warning.category) for warning in caught}
+    return bool(compilations.buffer), {(str(warning.message), warning.category) for warning in caught}
 
 
 # --- Libraries --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from tables import QUICK_KERNELS, slow_but
 import multisample
 from multisample.backends import registry
 from multisample.backends.contract import Backend
+from multisample.backends.driver import _moved, _parts
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.launch import HOST, Launch, WordFormat, matrix_of_batch, parts_of_batch
+from multisample.backends.launch import HOST, STEPS, Launch, WordFormat, matrix_of_batch
 
 Array = np.ndarray[Any, Any]
 
@@ -153,16 +154,13 @@ def test_a_long_batch_of_small_matrices_has_their_bits(backend: str, place: Any,
 
 
 def test_long_batches_are_launched_in_parts() -> None:
-    words = {"seed_at": 1 << 20, "offset_at": 1 << 21}
     steps = steps_of(4, 8, 4, 4, ALL & ~Batched.sigma)
-    draw = a_launch(4, 8, **words, **steps, batch=8, mu=np.zeros(32, np.float32))
-    parts = list(parts_of_batch(draw, 3))
-    assert [part.batch for part in parts] == [3, 3, 2]
-    assert [part.matrix - draw.matrix for part in parts] == [0, 3 * 128, 6 * 128]
-    assert [part.mu - draw.mu for part in parts] == [0, 3 * 16, 6 * 16]
-    assert [part.seed_at - draw.seed_at for part in parts] == [0, 24, 48]
-    assert [part.offset_at - draw.offset_at for part in parts] == [0, 72, 144]
-    assert {part.sigma for part in parts} == {draw.sigma}
-    assert list(parts_of_batch(draw, 8)) == [draw]
-    negative_zero = draw._replace(mu=-0.0, mu_step=0)
-    assert [str(part.mu) for part in parts_of_batch(negative_zero, 3)] == ["-0.0"] * 3
+    draw = a_launch(4, 8, **steps, batch=2 * 65535 + 1, mu=np.zeros(32, np.float32), seed_at=1 << 20, device=0)
+    moves = {"matrix": 128, "mu": 16, "seed_at": 8, "offset_at": 24, "sigma": 0}
+    parts = _parts(draw._replace(rows=1 << 20))  # Too large for the kernel of small matrices.
+    assert [length for length, _ in parts] == [65535, 65535, 1]
+    for k, (_, moved) in enumerate(parts):
+        found = dict(zip(STEPS, moved, strict=True))
+        assert {name: found[name] for name in moves} == {name: k * 65535 * step for name, step in moves.items()}
+    assert _parts(draw._replace(batch=0)) == [(0, [0] * len(STEPS))]
+    assert [str(x) for x in _moved([-0.0, 5, 6], [0, 0, 8])] == ["-0.0", "5", "14"]

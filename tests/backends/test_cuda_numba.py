@@ -19,7 +19,6 @@ from skip_rules import device_count, require, require_device
 from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
 
 import multisample
-from multisample.backends import registry
 from multisample.backends.kernels.cuda.geometry import StoreKind
 
 require_device()
@@ -95,8 +94,8 @@ def test_all_words_give_the_known_sums_and_correctly_rounded_radii(numba: Any) -
 def test_plain_kernels_spill_no_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
     from multisample.backends.kernels.cuda.compilation import kernel_of
     from multisample.backends.kernels.cuda.keys import KernelKey
+    from multisample.backends.kernels.cuda.plain import CALL, GEOMETRY
 
-    backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device
     kinds, flags = (StoreKind.kPlain, StoreKind.kPlainTransposed), (False, True)
     choices = itertools.product(flags, flags, flags, kinds)
@@ -112,10 +111,10 @@ def test_plain_kernels_spill_no_registers_and_fit_their_launch_bounds(numba: Any
         ]
         version = versions[(number // 2 + len(dtype)) % len(versions)]
         key = KernelKey(dtype, shared, antithetic, fast_math, store_kind, False, False, device.id, *version)
-        backend.kernel(key)
-        kernel = backend.compiled[key]
+        function = kernel_of(key, device.compute_capability)
+        kernel = function.compile((CALL, GEOMETRY))
         assert kernel.local_mem_per_thread == 0, (key, kernel.local_mem_per_thread)
-        threads, blocks = kernel_of(key, device.compute_capability).targetoptions["launch_bounds"]
+        threads, blocks = function.targetoptions["launch_bounds"]
         assert kernel.max_threads_per_block >= threads
         # Registers are allocated in units of eight per thread.
         registers = -(-kernel.regs_per_thread // 8) * 8

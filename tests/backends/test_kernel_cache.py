@@ -39,7 +39,6 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import calls as cpu_calls
-from multisample.backends.kernels.cuda.keys import KernelKey
 from multisample.backends.native import toolchain
 from multisample.backends.system import cache, forks, sources
 
@@ -129,12 +128,12 @@ def test_kernels_are_compiled_where_numba_is_disabled(root: Path, monkeypatch: A
 
 @pytest.mark.parametrize("collects", [False, True])
 def test_the_garbage_collector_pauses_during_a_compilation(root: Path, monkeypatch: Any, collects: bool) -> None:
-    def save(*kernel: Any) -> None:
+    def add_ir_module(*code: Any) -> None:
         paused.append(not gc.isenabled())
         raise MemoryError
 
     paused: list[bool] = []
-    monkeypatch.setattr(compilation.KernelCache, "save_overload", save)
+    monkeypatch.setattr(compilation._Code, "add_ir_module", add_ir_module)
     before = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
@@ -512,32 +511,3 @@ def test_a_fork_whose_hook_was_interrupted_releases_the_lock(is_acquired: bool, 
     thread.start()
     thread.join()
     assert acquired == [True]
-
-
-def test_cupy_compiles_in_memory_if_its_disk_cache_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cupy")
-    from multisample.backends import cupy as adapter
-
-    in_memory: list[str | None] = []
-
-    def compiled(name: str, source: str) -> tuple[Any, Any]:
-        in_memory.append(os.environ.get("CUPY_CACHE_IN_MEMORY"))
-        if in_memory[-1] != "1":
-            raise OSError(28, "No space left on device", "a/kernel.cubin")
-        return "module", SimpleNamespace(ptr=7)
-
-    monkeypatch.setattr(adapter, "_compiled", compiled)
-    for setting in ("0", None):
-        if setting is None:
-            monkeypatch.delenv("CUPY_CACHE_IN_MEMORY", raising=False)
-        else:
-            monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", setting)
-        backend = adapter.CupyBackend()
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            assert backend.compile(KernelKey("float32", False, False, False, 0, False, False, 0)) == (7, "module")
-        assert os.environ.get("CUPY_CACHE_IN_MEMORY") == setting
-        text = "multisample: a kernel of 'cupy' was compiled without CuPy's disk cache:"
-        text += " [Errno 28] No space left on device: 'a/kernel.cubin'"
-        assert [str(warning.message) for warning in warned] == ([] if setting is None else [text])
-    assert in_memory == ["0", "1", None, "1"]

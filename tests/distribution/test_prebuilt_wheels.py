@@ -16,6 +16,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -185,13 +186,21 @@ def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(installation: Inst
     assert [Path(path).name for path in found["loaded"]][1:] == cuda_file()
 
 
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The module of the build hook, which changes sys.path."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return runpy.run_path(str(Path(build.__file__).with_name("wheel_hook.py")))
+
+
 @pytest.mark.parametrize(("setting", "missing", "message"), [
     ("yes", (), "MULTISAMPLE_PREBUILT: expected 1, cpu or 0, got 'yes'"),
     ("1", ("torch",), "MULTISAMPLE_PREBUILT=1: torch cannot be imported where the wheel is"),
     ("cpu", ("torch", "numpy"), "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
 ])  # fmt: skip
-def test_invalid_prebuilt_settings_raise(monkeypatch: Any, setting: str, missing: Any, message: str) -> None:
-    hook = runpy.run_path(str(Path(build.__file__).with_name("wheel_hook.py")))
+def test_invalid_prebuilt_settings_raise(
+    hook: dict[str, Any], monkeypatch: pytest.MonkeyPatch, setting: str, missing: tuple[str, ...], message: str
+) -> None:
     monkeypatch.setenv("MULTISAMPLE_PREBUILT", setting)
     for name in missing:
         monkeypatch.setitem(sys.modules, name, None)
@@ -206,9 +215,8 @@ def test_a_wheel_build_without_its_requested_libraries_fails(tmp_path: Path) -> 
     done = attempt(*BUILDING, tmp_path / "dist", source, folder=tmp_path, **environment)
     assert done.returncode != 0
     text = done.stdout + done.stderr
-    assert "multisample: error: " in text
     assert ("PyTorch is built without CUDA" if torch.version.cuda is None else "nvcc not found") in text
-    assert "MULTISAMPLE_PREBUILT=1: the libraries were not built" in text
+    assert "MULTISAMPLE_PREBUILT=1: the libraries were not built: " in text
     assert not list(tmp_path.glob("dist/*.whl"))
 
 
@@ -236,8 +244,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     return made
 
 
-def main_of_libraries(*kinds: str) -> int:
-    return wheels.main(str(prebuilt.root()), kinds)
+def platform_tag(hook: dict[str, Any], *kinds: str) -> str:
+    """The tag of a wheel for which the hook compiles libraries."""
+    return str(hook["WheelHook"]._compile(SimpleNamespace(root=ROOT), prebuilt.root(), kinds))
 
 
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST: expected numbers, as in '7.5;8.0;8.6;9.0+PTX', got "
@@ -264,11 +273,14 @@ FAILURES: dict[str, tuple[tuple[str, ...], Callable[[pytest.MonkeyPatch], object
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_wheel_build_that_fails_prints_the_reason(compiled: Any, monkeypatch: Any, capsys: Any, failure: str) -> None:
+def test_a_wheel_build_that_fails_names_the_reason(
+    compiled: list[Any], hook: dict[str, Any], monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
     kinds, spoil, message = FAILURES[failure]
     spoil(monkeypatch)
-    assert main_of_libraries(*kinds) == 1
-    assert capsys.readouterr() == ("", f"multisample: error: {message}\n")
+    monkeypatch.setenv("MULTISAMPLE_PREBUILT", "1")
+    with pytest.raises(SystemExit, match=re.escape(f"MULTISAMPLE_PREBUILT=1: the libraries were not built: {message}")):
+        platform_tag(hook, *kinds)
     assert compiled == []
 
 
@@ -278,12 +290,11 @@ def test_a_wheel_build_that_fails_prints_the_reason(compiled: Any, monkeypatch: 
     (("cuda",), "7.5;9.0+PTX", "7.5;9.0+PTX", ["cuda13-7.5-9.0+PTX"]),
 ])  # fmt: skip
 def test_a_wheel_build_compiles_every_target(
-    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kinds: tuple[str, ...],
-    named: str, architectures: str, targets: list[str],
+    compiled: list[Any], hook: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], named: str,
+    architectures: str, targets: list[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)
-    assert main_of_libraries(*kinds) == 0
-    assert capsys.readouterr().out == f"for {len(targets)}\n"
+    assert platform_tag(hook, *kinds) == f"for {len(targets)}"
     assert {path.name for path in prebuilt.folder().iterdir()} == {f"multisample_torch_{name}.so" for name in targets}
     assert {names for _, names in compiled} == {architectures}
     for library, _ in compiled:

@@ -22,7 +22,7 @@ from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
 from multisample.backends import driver as driver_module
 from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.kernels.cuda.geometry import ONE_ROW_TURNS, PACKED_GEOMETRY, PLAIN_TURNS, Geometry, geometry
-from multisample.backends.kernels.cuda.keys import KernelKey
+from multisample.backends.kernels.cuda.keys import CppKey, KernelKey
 from multisample.backends.kernels.cuda.plain import plain_kernel, plain_transposed_kernel
 from multisample.backends.launch import SAMPLE_CALL, Launch, WordFormat, pack
 from multisample.backends.numba import NumbaBackend, is_in_python
@@ -315,7 +315,7 @@ def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pyte
 def test_advance_launches_one_thread_with_the_address_of_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """test_cuda_sources.py runs the kernel."""
     driver, backend = Driver(monkeypatch, np.zeros(1), ()), NumbaBackend()
-    backend._handles = {("advance", 0): 7}
+    backend._handles = {CppKey("advance_kernel", "multisample::advance_kernel", 0): 7}
     backend.advancer(0)(2**40 + 8, 9)
     assert driver.launched == [(7, 1, 1, 1, 9, (2**40 + 8).to_bytes(8, "little"))]
 

@@ -8,7 +8,6 @@ import collections
 import itertools
 import os
 import re
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from cuda_cpp import (
     ARCHITECTURES,
     CHECKED_IN_CALLS,
     ELEMENTS,
+    NVRTC_OPTIONS,
     SECONDS,
     compile_cpp,
     nvrtc_compile,
@@ -40,13 +40,12 @@ import multisample
 from multisample.backends import nvrtc
 from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey, PerturbKey
+from multisample.backends.kernels.cuda.keys import KernelKey, instance, moments_key, perturb_key
 from multisample.backends.kernels.cuda.perturb_geometry import KeyOrigin
 from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import compiler_flags, csrc_files, toolchain, units
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
-from multisample.backends.system.sources import Sources
 
 Array = np.ndarray[Any, Any]
 
@@ -292,28 +291,28 @@ def test_the_runner_detects_outputs_and_vectors_that_are_too_short(runner: Calla
 
 
 def sample_kernel(variant: Variant) -> str:
-    return nvrtc.kernel_name(KernelKey(*variant, False, False, 0))
+    return KernelKey(*variant, False, False, 0).name
 
 
 def perturb_kernels() -> list[str]:
-    keys = [
-        PerturbKey(dtype, fast, one_member, strided, origin, 0)
-        for dtype, fast, one_member, strided, origin in itertools.product(DTYPES, *((False, True),) * 3, range(4))
+    flags = itertools.product(DTYPES, *((False, True),) * 3, KeyOrigin)
+    return [
+        perturb_key(dtype, fast, one_member, strided, origin, 0).name
+        for dtype, fast, one_member, strided, origin in flags
         if not (fast and dtype == "float64") and not (one_member and origin == KeyOrigin.kOfRows)
     ]
-    return [nvrtc.kernel_name(key) for key in keys]
 
 
 def moments_kernels() -> list[str]:
-    kinds = (1, False, False), (4, False, False), (1, True, False), (1, False, True)
-    keys = [
-        MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
-        for real, antithetic, fast, with_second, (rows, origin, finishing) in itertools.product(
+    kinds = (1, False), (4, False), (1, True)
+    names = [
+        moments_key(real, antithetic, fast, rows, with_second, origin, 0).name
+        for real, antithetic, fast, with_second, (rows, origin) in itertools.product(
             ("float32", "float64"), *((False, True),) * 3, kinds
         )
-        if not (real == "float64" and (fast or rows == 4)) and not (finishing and (antithetic or fast or with_second))
+        if not (real == "float64" and (fast or rows == 4))
     ]
-    return [nvrtc.kernel_name(key) for key in keys]
+    return names + [instance("finish_moments_kernel", real) for real in ("float32", "float64")]
 
 
 def gradient_kernels() -> list[str]:
@@ -327,7 +326,7 @@ def gradient_kernels() -> list[str]:
 
 OPERATIONS: dict[str, Callable[[], list[str]]] = {
     "sample": lambda: list(map(sample_kernel, QUICK)),
-    "advance": lambda: [nvrtc.kernel_name(None)],
+    "advance": lambda: ["multisample::advance_kernel"],
     "gradient": gradient_kernels,
     "moments": moments_kernels,
     "perturb": perturb_kernels,
@@ -346,11 +345,11 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(kind: t
     """
     depending = {name for name, text in sources().items() if re.search(r"__CUDA_ARCH__\)? *[<>=!]", text)}
     assert depending == {"cuda/intrinsics.cuh", "stream/rounding.h"}
-    header, architecture = kind
-    kernels = OPERATIONS[header]()
-    if header in ("gradient", "moments", "perturb"):
+    operation, architecture = kind
+    kernels, header = OPERATIONS[operation](), f"{operation}_kernel".removeprefix("sample_")
+    if operation in ("gradient", "moments", "perturb"):
         kernels = kernels[ARCHITECTURES.index(architecture) :: 24 if architecture == "sm_90" else 8]
-    compiled = nvrtc_compile(nvrtc.source(header), kernels, architecture, nvrtc.ALL_OPTIONS)
+    compiled = nvrtc_compile(nvrtc.source(header), kernels, architecture, NVRTC_OPTIONS)
     # Not even of launch bounds that exceed the threads of a multiprocessor.
     assert compiled.log == ""
     assert compiled.code.startswith(b"\x7fELF")
@@ -368,7 +367,7 @@ def ptx() -> tuple[Bodies, Bodies]:
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
         names = list(map(sample_kernel, variants))
-        compiled = nvrtc_compile(nvrtc.source(), names, "compute_90", [*nvrtc.ALL_OPTIONS, option])
+        compiled = nvrtc_compile(nvrtc.source("kernel"), names, "compute_90", [*NVRTC_OPTIONS, option])
         assert compiled.log == ""
         parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
         found = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -386,7 +385,7 @@ def ptx() -> tuple[Bodies, Bodies]:
 @pytest.mark.parametrize(("capability", "size"), [("75", 18560), ("89", 18560), ("90", 34304)])
 def test_staged_kernels_take_less_shared_memory_where_there_is_little(capability: str, size: int) -> None:
     name = sample_kernel(("float32", False, False, False, STORE_KINDS.index("staged")))
-    ptx = nvrtc_compile(nvrtc.source(), [name], f"compute_{capability}", nvrtc.ALL_OPTIONS).code.decode()
+    ptx = nvrtc_compile(nvrtc.source("kernel"), [name], f"compute_{capability}", NVRTC_OPTIONS).code.decode()
     assert sum(map(int, re.findall(r"^\s*\.shared .*\[(\d+)\]", ptx, re.M))) == size
 
 
@@ -483,14 +482,3 @@ def test_launches_report_only_their_own_errors() -> None:
 )
 def test_headers_compile_alone_for_the_cpu(header: str) -> None:
     compile_cpp("-Wno-psabi", "-fsyntax-only", "-include", header, "-x", "c++", os.devnull)
-
-
-def test_the_cupy_program_changes_with_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # CuPy's cache depends on the program's text only, so the text contains a digest of the headers.
-    before = nvrtc.source()
-    sources = tmp_path / "csrc"
-    shutil.copytree(csrc_files.folder(), sources)
-    header = sources / "stream/normals.h"
-    header.write_text(header.read_text() + "// Changed.\n")
-    monkeypatch.setattr(csrc_files, "CSRC", Sources(sources, *csrc_files.CSRC.suffixes))
-    assert nvrtc.source() != before

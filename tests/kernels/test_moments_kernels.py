@@ -1,6 +1,5 @@
 """The CUDA kernels of weighted moments without a GPU: grids run on the CPU, in any order of blocks and threads."""
 
-import contextlib
 import ctypes
 import dataclasses
 import itertools
@@ -18,7 +17,6 @@ from moments import exact_moments
 from tables import DTYPES
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.cuda.keys import KernelKey, MomentsKey
 from multisample.backends.kernels.cuda.moments_geometry import (
     FILL,
     PACKED_MOMENT_GEOMETRY,
@@ -27,8 +25,6 @@ from multisample.backends.kernels.cuda.moments_geometry import (
 )
 from multisample.backends.kernels.cuda.round_keys import round_keys_of
 from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, Operation, pack
-from multisample.backends.numba import NumbaBackend
-from multisample.backends.system import cuda_driver
 
 Array = np.ndarray[Any, Any]
 _CASE = struct.Struct(f"{PACKED_LAUNCH}s6Q{PACKED_MOMENT_GEOMETRY}sQ")
@@ -299,15 +295,3 @@ def test_round_keys_are_equal_in_both_languages(geometries: ctypes.CDLL) -> None
         geometries.keys(ctypes.c_uint64(seed), out)
         assert round_keys_of("float64")(seed) == out.raw
         assert round_keys_of("float32")(seed) == out.raw[:80]
-
-
-def test_a_kernel_of_moments_is_never_taken_for_a_kernel_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "on_device", lambda device: contextlib.nullcontext())
-    backend = NumbaBackend()
-    made: list[Any] = []
-    monkeypatch.setattr(backend, "compile", lambda key: (made.append(key), (len(made), key))[1])
-    # As tuples, these are equal: 1 == True.
-    moments = MomentsKey("float32", False, False, 1, False, False, False, 0)
-    samples = KernelKey("float32", False, False, True, 0, False, False, 0)
-    assert [backend.kernel(key) for key in (moments, samples, moments)] == [1, 2, 1]
-    assert made == [moments, samples]

@@ -15,6 +15,7 @@ from places import SHIM
 from skip_rules import requires
 
 from multisample.backends.native import csrc_files
+from multisample.backends.nvrtc import STANDARD
 
 CaseT = TypeVar("CaseT")
 SECONDS = 300
@@ -95,6 +96,10 @@ def run_cases(
 
 
 requires_nvrtc = requires("cupy", "NVRTC", lambda: importlib.import_module("cupy.cuda").nvrtc.getVersion())
+
+
+# Those of the backends. Without the last one, NVRTC 13.0 refuses generic lambdas.
+NVRTC_OPTIONS = f"--std={STANDARD}", f"-I{csrc_files.folder()}", "--device-as-default-execution-space"
 
 
 class Program(NamedTuple):

@@ -255,7 +255,7 @@ class Recording(DriverBackend):
             self.kernels.append(key)
         return self.kernels.index(key)
 
-    def compile(self, key: KernelKey | None) -> tuple[int, Any]:
+    def compile(self, key: KernelKey) -> cuda_driver.MachineCode:
         raise AssertionError(key)
 
     def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:

@@ -217,6 +217,14 @@ def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> N
     assert bool((grad == 1).all())
 
 
+def test_a_compiled_call_raises_the_error_of_the_operator(operators: Any, device: Any) -> None:
+    sigma = torch.ones(4, device=device)
+    for mu, name in ((torch.zeros(5, device=device), "sigma"), (torch.zeros((), device=device), "mu")):
+        call = torch.compile(lambda mu, sigma: operators.sample(mu, sigma, 7, seed=1), backend="aot_eager")
+        with pytest.raises(RuntimeError, match=rf"^multisample::sample: {name} must have shape \(d,\)"):
+            call(mu, sigma)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_sums_with_the_noise_of_sample(operators: Any, device: Any, dtype: str, transposed: bool) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numba_cuda
-from numba import cuda
-from numba.cuda.dispatcher import _Kernel
-from numba.cuda.utils import numba_target_override
 
-from multisample.backends.kernels.compilation import KernelCache, source_digest
+from multisample.backends.kernels.compilation import FOLDER, source_digest, versions
+from multisample.backends.system.cache import KernelFiles
+from multisample.backends.system.cuda_driver import MachineCode
 
 from .geometry import StoreKind
 from .keys import KernelKey, name_of
@@ -26,15 +25,16 @@ def kernel_of(key: KernelKey, capability: tuple[int, int]) -> Any:
     return kernel
 
 
-def compile_kernel(key: KernelKey) -> Any:
-    """The kernel of `key`, compiled or loaded from the cache. The current device must be the device of `key`."""
-    kernel = kernel_of(key, cuda.get_current_device().compute_capability)
-    digest = source_digest()
-    digest += numba_cuda.__version__ if digest else ""
-    kernel._cache = KernelCache(f"cuda-{name_of(key)}", digest, _Kernel._reduce_states, _rebuild, "numba")
-    return kernel.compile((CALL, GEOMETRY))
+def compile_kernel(key: KernelKey, capability: tuple[int, int], toolkit: str) -> MachineCode:
+    """The kernel of `key`, compiled or loaded from the cache, for the `capability` of the current device.
 
+    `toolkit` is the version of the CUDA toolkit to which libNVVM and nvJitLink belong.
+    """
 
-def _rebuild(target_context: Any, payload: Any) -> Any:
-    with numba_target_override():
-        return _Kernel._rebuild(**payload)
+    def compiled() -> MachineCode:
+        kernel = kernel_of(key, capability).compile((CALL, GEOMETRY))
+        return MachineCode(kernel.entry_name, kernel.library.get_cubin().code)
+
+    dependencies = str(capability), toolkit, numba_cuda.__version__, *versions()
+    files = KernelFiles(FOLDER, "numba", source_digest())
+    return files.compiled(f"cuda-{name_of(key)}", dependencies, compiled)
