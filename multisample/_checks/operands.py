@@ -77,14 +77,14 @@ def check_arrays(call: Call) -> None:
         raise TypeError(
             f"mu, sigma: expected at least one array, of shape (d,) or S, got the numbers {call.mu} and {call.sigma}"
         )
+    if is_number(call.weights):
+        raise TypeError(f"weights: expected an array of shape (n,), got the number {describe(call.weights)}")
 
 
 def common_library(call: Call) -> Library:
     """The library of all arrays of a call; TypeError if there are several libraries, or no array."""
     vectors = vectors_of(call)
     check_arrays(call)
-    if is_number(vectors.get("weights")):
-        raise TypeError(f"weights: expected an array of shape (n,), got the number {describe(call.weights)}")
     arrays = {name: x for name, x in vectors.items() if not is_number(x)}
     if call.out is not None:
         arrays["out"] = call.out

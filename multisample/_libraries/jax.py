@@ -51,9 +51,6 @@ class JaxLibrary(ForeignLibrary):
     def state(self) -> Hashable:
         return None if is_traced_by_jax() else sys.modules["jax"].config.jax_enable_x64
 
-    def check_target(self, out: Any) -> None:
-        raise TypeError("out: expected a mutable array, got a JAX array, which is immutable")
-
     def check_dtype(self, dtype: str, name: str = "dtype") -> None:
         """TypeError, about argument `name`, if JAX has no arrays of type `dtype`."""
         import jax

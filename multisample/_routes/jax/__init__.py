@@ -207,8 +207,12 @@ _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
 def _static(call: Call) -> Static:
     """What a program is compiled for."""
     order, n, batch = checked_order(call), call.n, batch_length(call.seed)
+    check_arrays(call)
     if call.operation == Operation.moments:
-        n = _length_of_weights(call.weights, batch)
+        _element_type("weights", call.weights)
+        n = count_weights(np.shape(call.weights), batch)
+        if is_symbol(n):
+            raise TypeError(f"weights: expected a length that is known while JAX traces, got {n}")
     if isinstance(n, jax.core.Tracer):
         raise TypeError(
             "n: expected an integer that is known while JAX traces, as it is a length of the result, got"
@@ -218,10 +222,7 @@ def _static(call: Call) -> Static:
     check_choices(call)
     check_name(call.backend)
     if call.out is not None:
-        if is_jax(call.out):
-            JAX.check_target(call.out)
         raise TypeError(f"out: expected None with JAX, whose arrays are immutable, got {describe(call.out)}")
-    check_arrays(call)
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     types = {name: _element_type(name, x) for name, x in vectors.items()}
     d = common_length({name: np.shape(x) for name, x in vectors.items()}, batch)
@@ -239,16 +240,6 @@ def _static(call: Call) -> Static:
         fast_math=bool(call.fast_math), aligned=_is_aligned(call.sample_offset), operation=call.operation, d=d, n=n,
         order=order, seeds=batch,
     )  # fmt: skip
-
-
-def _length_of_weights(weights: Any, batch: int | None) -> int:
-    if is_number(weights):
-        raise TypeError("weights: expected an array of JAX or NumPy where others are JAX's, got a number")
-    _element_type("weights", weights)
-    n = count_weights(np.shape(weights), batch)
-    if is_symbol(n):
-        raise TypeError(f"weights: expected a length that is known while JAX traces, got {n}")
-    return n
 
 
 def _is_aligned(sample_offset: Any) -> bool:
@@ -310,18 +301,11 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
 
 def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
     """The result in the program that is being traced, for mu, sigma and weights."""
-    d, n, dtype = static.d, static.n, static.dtype
-    if d == 0 or n == 0:
-        # There are no elements to compute, but the result belongs on the device of the arguments.
-        any_number = sum(jnp.sum(x).astype(dtype) for x in (*operands, *operands_of(words)))
-        batch = () if static.seeds is None else (static.seeds,)
-        results = [jnp.zeros(batch + static.shape(name), dtype) + any_number for name in static.writes]
-    else:
-        vectors = dict(zip(("mu", "sigma", "weights"), operands, strict=False))
-        of_call = (_vectors(vectors[name], n if name == "weights" else d, static) for name in static.reads)
-        results = bind(static, *of_call, *operands_of(words))
-        if static.seeds is None:
-            results = [x[0] for x in results]
+    vectors = dict(zip(("mu", "sigma", "weights"), operands, strict=False))
+    reads = (_vectors(vectors[name], static.n if name == "weights" else static.d, static) for name in static.reads)
+    results = bind(static, *reads, *operands_of(words))
+    if static.seeds is None:
+        results = [x[0] for x in results]
     return tuple(results) if static.order else results[0]
 
 
