@@ -20,7 +20,7 @@ from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
-from ..._arguments import checked_integer, describe, dtype_name, rounded_once
+from ..._arguments import describe, dtype_name, rounded_once
 from ..._backends import check_name, choose
 from ..._checks.operands import check_arrays, common_length, common_shape, count_weights, promoted, result_shape
 from ..._checks.values import check_values
@@ -49,8 +49,6 @@ from .static import Static
 def run_jax(call: Call, key: Hashable) -> Any:
     """The result of a call with an array or a key of JAX, or with a traced value; `key` is that of a plan."""
     call = call._replace(**{name: x if is_number(x) else as_array(name, x) for name, x in vectors_of(call).items()})
-    if call.operation == Operation.sample and (shape := _shape_of(call)) is not None:
-        return _drawn(call, *shape)
     static = _static(call)
     vectors = vectors_of(call)
     if is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in vectors.values()):
@@ -78,34 +76,6 @@ def as_array(name: str, x: Any) -> Any:
     if library is not HOST:
         raise TypeError(f"{name}: expected an array of JAX or NumPy where others are JAX's, got {NOUNS[library.name]}")
     return HOST.normalized(name, x)
-
-
-def _shape_of(call: Call) -> tuple[tuple[int, ...], int | None] | None:
-    """The shape of the dimensions and B, if the call needs other shapes than (d,) and an integer `n`."""
-    batch = batch_length(call.seed)
-    shapes = {name: np.shape(x) for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
-    if not shapes:
-        return None
-    dims = common_shape(shapes, batch)
-    is_plain = len(dims) == 1 and all(len(shape) < 3 for shape in shapes.values())
-    return None if is_plain and not isinstance(call.n, tuple) else (dims, batch)
-
-
-def _drawn(call: Call, dims: tuple[int, ...], batch: int | None) -> Any:
-    """The sample of a call whose dimensions have the shape `dims`, or whose `n` is a tuple."""
-
-    def flattened(x: Any) -> Any:
-        lead = x.shape[: int(batch is not None and x.ndim > 1)]
-        own = x.shape[len(lead) :]
-        if own[:1] != dims:
-            x = x.reshape(*lead, *(1,) * (len(dims) - len(own)), *own)
-            full = *lead, *dims
-            x = jnp.broadcast_to(x, full) if is_jax(x) else np.broadcast_to(x, full, subok=True)
-        return x.reshape(*lead, math.prod(dims))
-
-    n = checked_count(call.n)
-    mu, sigma = (x if is_number(x) else flattened(x) for x in (call.mu, call.sigma))
-    return run_jax(call._replace(mu=mu, sigma=sigma, n=count_of(n)), None).reshape(result_shape(dims, call, batch))
 
 
 def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
@@ -218,14 +188,16 @@ def _static(call: Call) -> Static:
             "n: expected an integer that is known while JAX traces, as it is a length of the result, got"
             f" {describe(n)}: pass it as a static argument"
         )
-    n = checked_integer("n", n, 0, COLUMNS + 1)
+    n = checked_count(n)
     check_choices(call)
     check_name(call.backend)
     if call.out is not None:
         raise TypeError(f"out: expected None with JAX, whose arrays are immutable, got {describe(call.out)}")
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     types = {name: _element_type(name, x) for name, x in vectors.items()}
-    d = common_length({name: np.shape(x) for name, x in vectors.items()}, batch)
+    shapes = {name: np.shape(x) for name, x in vectors.items()}
+    is_sample = call.operation == Operation.sample
+    dims = common_shape(shapes, batch) if is_sample else (common_length(shapes, batch),)
     strong = [types[name] for name, x in vectors.items() if not _is_weak(x)]
     dtype = promoted(strong or list(types.values())) if call.dtype is None else dtype_name(call.dtype)
     try:
@@ -237,8 +209,9 @@ def _static(call: Call) -> Static:
         raise TypeError(f"{error}; or pass dtype='float32', as {wide} is float64") from None
     return Static(
         call.backend, dtype, call.layout, call.noise == "shared", antithetic=bool(call.antithetic),
-        fast_math=bool(call.fast_math), aligned=_is_aligned(call.sample_offset), operation=call.operation, d=d, n=n,
-        order=order, seeds=batch,
+        fast_math=bool(call.fast_math), aligned=_is_aligned(call.sample_offset), operation=call.operation,
+        d=math.prod(dims), n=count_of(n), order=order, seeds=batch, dims=dims,
+        result=result_shape(dims, call._replace(n=n), batch),
     )  # fmt: skip
 
 
@@ -302,18 +275,24 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
 def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
     """The result in the program that is being traced, for mu, sigma and weights."""
     vectors = dict(zip(("mu", "sigma", "weights"), operands, strict=False))
-    reads = (_vectors(vectors[name], static.n if name == "weights" else static.d, static) for name in static.reads)
+    shapes = {"mu": static.dims, "sigma": static.dims, "weights": (static.n,)}
+    reads = (_vectors(vectors[name], shapes[name], static) for name in static.reads)
     results = bind(static, *reads, *operands_of(words))
+    if static.operation == Operation.sample:
+        return results[0].reshape(static.result)
     if static.seeds is None:
         results = [x[0] for x in results]
-    return tuple(results) if static.order else results[0]
+    return tuple(results)
 
 
-def _vectors(x: Any, length: int, static: Static) -> Any:
-    """A vector of `length` elements for each seed, or one for all."""
+def _vectors(x: Any, dims: tuple[int, ...], static: Static) -> Any:
+    """A vector for each seed, or one for all, with the elements of `x` broadcast to the shape `dims`."""
     x = jnp.asarray(x).astype(static.computing_type)
-    count = 1 if static.seeds is None or x.ndim < 2 else static.seeds
-    return jnp.broadcast_to(x, (1, length)) if x.ndim == 0 else x.reshape(count, length)
+    lead = 0 if static.seeds is None or x.ndim < 2 else 1
+    count, own = (x.shape[0] if lead else 1), x.shape[lead:]
+    if own[:1] != dims:  # Shape (d, 1) stands for (d,).
+        x = jnp.broadcast_to(x.reshape(count, *(1,) * (len(dims) - len(own)), *own), (count, *dims))
+    return x.reshape(count, math.prod(dims))
 
 
 def draw(static: Static, words: Words | tuple[jax.Array, ...], *operands: Any) -> Any:

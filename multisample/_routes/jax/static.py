@@ -66,6 +66,10 @@ class Static(NamedTuple):
     """How many moments there are."""
     seeds: int | None = None
     """The number of seeds of a vector; None for one seed."""
+    dims: tuple[int, ...] = ()
+    """The shape of the dimensions: d is its product."""
+    result: tuple[int, ...] = ()
+    """The shape of the sample."""
     size: int = 1
     """The length of the batch. Set for custom calls only."""
     in_place: bool = False
