@@ -31,13 +31,6 @@ class Words(NamedTuple):
     """
 
 
-_ACCEPTED = (
-    "an integer, a multisample.Key, a JAX key of 64 bits such as jax.random.key(0), its data as uint32[2], or uint32[4]"
-    " (seed and offset, high words first), or a vector of B seeds: a sequence of integers and Keys, JAX keys of shape"
-    " (B,), uint32[B, 2], uint32[B, 4], or another integer array of shape (B,) or (B, 2)"
-)
-
-
 _ZERO = np.zeros(2, np.uint32)
 _pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
 
@@ -64,15 +57,10 @@ def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "di
 
 
 def batch_length(seed: Any) -> int | None:
-    """The number of seeds in a vector. None for a single seed, valid or not."""
+    """The number of seeds in a vector; None for a single seed. TypeError or ValueError for arrays that are no seeds."""
     if is_jax(seed) and seed.shape and _is_key_type(seed.dtype):
         return seed.shape[0] if len(seed.shape) == 1 else None
-    try:
-        return batch_of(seed)
-    except (TypeError, ValueError):
-        if isinstance(seed, np.ndarray):
-            raise
-        return None
+    return batch_of(seed)
 
 
 def key_vector(seed: Any) -> Any:
@@ -145,8 +133,7 @@ def _of_word(name: str, x: Any) -> Any:
         return x
     if shape == () and jnp.issubdtype(x.dtype, jnp.integer):
         return x if isinstance(x, jax.core.Tracer) else checked_integer(name, x, 0, WORD_64)
-    kind = "traced " if isinstance(x, jax.core.Tracer) else ""
-    raise TypeError(f"{name}: expected {_ACCEPTED}, got a {kind}{x.dtype}{list(shape)}")
+    raise TypeError(f"{name}: expected an integer, a JAX key or its data, uint32[2], got {x.dtype}{list(shape)}")
 
 
 @functools.cache
