@@ -53,8 +53,8 @@ def run_jax(call: Call, key: Hashable) -> Any:
     vectors = vectors_of(call)
     if is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in vectors.values()):
         _check_traced(call)
-        operands = [_operand(name, x, static.dtype) for name, x in vectors.items()]
-        return _traced(operands, _words(call.seed, (call.dim_offset, call.sample_offset), static), static)
+        operands = [_operand(name, x, static) for name, x in vectors.items()]
+        return draw(static, _words(call.seed, (call.dim_offset, call.sample_offset), static), *operands)
     if call.seed is None and call.operation == Operation.moments:
         raise TypeError("seed: expected an integer or a key, got None")
     check_generator(call.generator, JAX, CPU)
@@ -96,8 +96,8 @@ class _Plan:
         self._static = static
         # The second program is for an aligned first column.
         self._programs = [Program(draw, static._replace(aligned=aligned)) for aligned in (False, True)]
-        self._real = static.computing_type
-        self._is_valid = value_kernel(self._real.name)
+        self._nothing = np.empty(0, static.computing_type)
+        self._is_valid = value_kernel(static.computing_type.name, call.weights is not None)
         # All calls of a plan have the same types.
         self._converts = not all(map(is_jax, vectors.values()))
         # The words of the latest call on a GPU, None before the first call.
@@ -128,7 +128,7 @@ class _Plan:
     def _draw(self, vectors: Sequence[Any], words: Any, window: Sequence[Any]) -> Any:
         if self._converts:
             named = zip(self._names, vectors, strict=True)
-            vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
+            vectors = [x if is_jax(x) else _operand(name, x, self._static) for name, x in named]
         if (device := _gpu_of(vectors)) is not None:
             words = self._on_gpu(words, device)
         return self._programs[_is_aligned(window[1])](words, *vectors)
@@ -161,17 +161,13 @@ class _Plan:
 
     def _check_values(self, vectors: Sequence[Any]) -> None:
         """Raise ValueError for an invalid mean, standard deviation or weight."""
+        checked = [self._nothing] * len(vectors)
         for k in self._checked:
             vector = np.asarray(vectors[k])
-            if vector.ndim != 1 or vector.dtype != self._real:
-                vector = rounded(vector.reshape(-1), self._real)
-            empty, name = _EMPTY[vector.dtype.itemsize], self._names[k]
-            pair = (empty, vector) if name == "sigma" else (vector, empty)
-            if not self._is_valid(*pair, None):
-                check_values(HOST, {name: np.asarray(vectors[k])}, self._static.dtype)
-
-
-_EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
+            is_plain = vector.ndim == 1 and vector.dtype == self._nothing.dtype
+            checked[k] = vector if is_plain else rounded(vector.reshape(-1), self._nothing.dtype)
+        if not self._is_valid(*checked, *(None,) * (3 - len(checked))):
+            check_values(HOST, {self._names[k]: np.asarray(vectors[k]) for k in self._checked}, self._static.dtype)
 
 
 def _static(call: Call) -> Static:
@@ -263,26 +259,12 @@ def _words(seed: Any, window: Sequence[Any], static: Static) -> Words:
     return words
 
 
-def _operand(name: str, x: Any, dtype: str) -> Any:
+def _operand(name: str, x: Any, static: Static) -> Any:
     """`mu` or `sigma` for a program: a JAX array as it is, anything else as a copy in a checked NumPy array."""
     if is_jax(x):
         return x
-    check_values(HOST, {name: x if is_number(x) else HOST.normalized(name, x)}, dtype)
-    real = np.float64 if dtype == "float64" else np.float32
-    return np.array(rounded(np.asarray(rounded_once(x, dtype) if is_number(x) else x), real))
-
-
-def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
-    """The result in the program that is being traced, for mu, sigma and weights."""
-    vectors = dict(zip(("mu", "sigma", "weights"), operands, strict=False))
-    shapes = {"mu": static.dims, "sigma": static.dims, "weights": (static.n,)}
-    reads = (_vectors(vectors[name], shapes[name], static) for name in static.reads)
-    results = bind(static, *reads, *operands_of(words))
-    if static.operation == Operation.sample:
-        return results[0].reshape(static.result)
-    if static.seeds is None:
-        results = [x[0] for x in results]
-    return tuple(results)
+    check_values(HOST, {name: x if is_number(x) else HOST.normalized(name, x)}, static.dtype)
+    return np.array(rounded(np.asarray(rounded_once(x, static.dtype) if is_number(x) else x), static.computing_type))
 
 
 def _vectors(x: Any, dims: tuple[int, ...], static: Static) -> Any:
@@ -296,11 +278,19 @@ def _vectors(x: Any, dims: tuple[int, ...], static: Static) -> Any:
 
 
 def draw(static: Static, words: Words | tuple[jax.Array, ...], *operands: Any) -> Any:
-    """The program of an eager call; profiles show its name. `words` may be the bytes of a seed and offsets."""
+    """The result in a program, whose name in profiles is this. `words` may be the bytes of a seed and offsets."""
     if not isinstance(words, Words):
         numbers = jax.lax.bitcast_convert_type(jnp.stack(words).reshape(-1, 4), jnp.uint32)
         words = Words(numbers[:2], numbers[2:] if len(numbers) > 2 else None)
-    return _traced(operands, words, static)
+    vectors = dict(zip(("mu", "sigma", "weights"), operands, strict=False))
+    shapes = {"mu": static.dims, "sigma": static.dims, "weights": (static.n,)}
+    reads = (_vectors(vectors[name], shapes[name], static) for name in static.reads)
+    results = bind(static, *reads, *operands_of(words))
+    if static.operation == Operation.sample:
+        return results[0].reshape(static.result)
+    if static.seeds is None:
+        results = [x[0] for x in results]
+    return tuple(results)
 
 
 def _gpu_of(vectors: Sequence[Any]) -> Any:
