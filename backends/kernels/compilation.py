@@ -24,6 +24,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from multisample.backends.errors import BackendUnavailableError
@@ -188,7 +189,7 @@ def compile_cached(
 
     target = cpu_target.target_context
     with _compiling():
-        target.refresh()
+        rtsys.initialize(target)  # All that a cached kernel needs of `refresh`, which imports a third of Numba and SciPy.
         dependencies = str(signature), *map(str, target.codegen().magic_tuple()), *versions()
         return cache.KernelFiles(FOLDER, "cpu", digest).compiled(
             name, dependencies, compiled, lambda kernel: dumps(kernel._reduce()),
