@@ -189,7 +189,7 @@ def compile_cached(
 
     target = cpu_target.target_context
     with _compiling():
-        rtsys.initialize(target)  # All that a cached kernel needs of `refresh`, which imports a third of Numba and SciPy.
+        rtsys.initialize(target)  # A cached kernel needs no more of `refresh`, which imports a third of Numba.
         dependencies = str(signature), *map(str, target.codegen().magic_tuple()), *versions()
         return cache.KernelFiles(FOLDER, "cpu", digest).compiled(
             name, dependencies, compiled, lambda kernel: dumps(kernel._reduce()),
