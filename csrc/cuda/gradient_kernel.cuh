@@ -266,9 +266,9 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
 #pragma unroll
       for (u32 r = 0; r < rows; ++r) {
 #pragma unroll
-        for (u32 step = 1; step < kGroups; step *= 2) {
+        for (u32 apart = 1; apart < kGroups; apart *= 2) {
 #pragma unroll
-          for (u32 k = 0; k < kGroups; k += 2 * step) more[k][r].add(more[k + step][r]);
+          for (u32 k = 0; k < kGroups; k += 2 * apart) more[k][r].add(more[k + apart][r]);
         }
         totals[r] = add_rn(totals[r], more[0][r].mu);
         totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);

@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 import threading
-from typing import Any, NamedTuple, SupportsIndex, TypedDict, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict, overload
 
 import numpy as np
 
@@ -406,10 +406,12 @@ class Generator:
         self._graph_safe = bool(state.pop("graph_safe", self._graph_safe))
         self.state = state
 
-    def __getattr__(self, name: str) -> Any:
-        advice = _ELSEWHERE.get(name)
-        end = f"; use {advice} with generator=" if advice else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{end}", name=name, obj=self)
+    if not TYPE_CHECKING:  # A type checker that sees __getattr__ accepts every name.
+
+        def __getattr__(self, name: str) -> Any:
+            advice = _ELSEWHERE.get(name)
+            end = f"; use {advice} with generator=" if advice else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{end}", name=name, obj=self)
 
     def __repr__(self) -> str:
         if self._graph_safe:  # Reading the offset would wait for the device.

@@ -51,14 +51,16 @@ def load_operators() -> None:
     choose("torch_ext", "torch", "cuda" if torch.cuda.is_available() else "cpu")
 
 
-def __getattr__(name: str) -> Any:
-    # DTensors take a second to import, and not every build of PyTorch has them.
-    if name != "sample_sharded":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._sharded import sample_sharded
+if not TYPE_CHECKING:  # A type checker that sees __getattr__ accepts every name.
 
-    globals()[name] = sample_sharded
-    return sample_sharded
+    def __getattr__(name: str) -> Any:
+        # DTensors take a second to import, and not every build of PyTorch has them.
+        if name != "sample_sharded":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ._sharded import sample_sharded
+
+        globals()[name] = sample_sharded
+        return sample_sharded
 
 
 def __dir__() -> list[str]:

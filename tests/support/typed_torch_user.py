@@ -57,3 +57,4 @@ assert_type(multisample.torch.Normal(t, 1.0).sample((5,), seed=multisample.Key(7
 assert_type(multisample.torch.Normal(t, 1.0).rsample((5,), generator=torch.Generator()), torch.Tensor)
 
 multisample.cem.minimize(score, np.zeros(3), 1.0, 100)  # type: ignore[arg-type]
+multisample.torch.randnn(3)  # type: ignore[attr-defined]
