@@ -153,7 +153,7 @@ class DriverBackend:
                 lines = str(error).strip("\0\n ").splitlines() or [type(error).__name__]
                 reason = "\n".join((*lines[-20:], self.remedy))
                 raise BackendUnavailableError(
-                    f"backend: {self.name!r} could not compile its kernel: {reason}"
+                    f"backend: {self.name!r} could not compile or load its kernel: {reason}"
                 ) from error
         return self._handles[key]
 

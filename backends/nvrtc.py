@@ -33,11 +33,11 @@ def machine_code(
     for reason in csrc_files.missing():
         raise BackendUnavailableError(f"backend: {backend!r} could not compile its kernel: {reason}")
 
-    def compiled() -> MachineCode:
+    def compile_now() -> MachineCode:
         code = compile_program(source(key.header), key.name)
         csrc_files.digest()  # Raises if the headers have changed during the compilation.
         return code
 
     dependencies = key.header, key.name, architecture, version, STANDARD
     files = KernelFiles("nvrtc", backend, csrc_files.digest())
-    return files.compiled(f"{key.header}_{architecture}", dependencies, compiled)
+    return files.load_or_compile(f"{key.header}_{architecture}", dependencies, compile_now)

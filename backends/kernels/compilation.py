@@ -34,7 +34,7 @@ Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
 
 FOLDER = "numba"
-"""The folder of the cache."""
+"""The folder, in the cache, of kernels that Numba compiles."""
 # Settings of Numba that change machine code. Those of the processor are in `Codegen.magic_tuple`.
 _SETTINGS = (
     "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES",
@@ -175,7 +175,7 @@ def compile_cached(
     BackendUnavailableError if the working directory was deleted, since Numba cannot compile without one.
     """
 
-    def compiled() -> CompileResult:
+    def compile_now() -> CompileResult:
         options = {"nopython": True, "nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
         dispatcher = CPUDispatcher(_named(function, name), {}, options, _KernelCompiler)
         try:
@@ -191,8 +191,8 @@ def compile_cached(
     with _compiling():
         rtsys.initialize(target)  # A cached kernel needs no more of `refresh`, which imports a third of Numba.
         dependencies = str(signature), *map(str, target.codegen().magic_tuple()), *versions()
-        return cache.KernelFiles(FOLDER, "cpu", digest).compiled(
-            name, dependencies, compiled, lambda kernel: dumps(kernel._reduce()),
+        return cache.KernelFiles(FOLDER, "cpu", digest).load_or_compile(
+            name, dependencies, compile_now, lambda kernel: dumps(kernel._reduce()),
             lambda payload: CompileResult._rebuild(target, *pickle.loads(payload)),
         )  # fmt: skip
 

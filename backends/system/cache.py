@@ -191,7 +191,7 @@ class KernelFiles:
     def __init__(self, folder: str, backend: str, digest: str) -> None:
         self._folder, self._backend, self._digest = folder, backend, digest
 
-    def compiled(
+    def load_or_compile(
         self, kernel: str, dependencies: Iterable[str], compile_kernel: Callable[[], Code],
         pack: Callable[[Code], bytes] = pickle.dumps, unpack: Callable[[bytes], Code] = pickle.loads,
     ) -> Code:  # fmt: skip
@@ -201,7 +201,7 @@ class KernelFiles:
         """
         digest = hashlib.sha256("\0".join((self._digest, *dependencies)).encode()).hexdigest()
         file = f"{kernel}-{digest[:20]}"
-        with self._errors_as_warnings(file):
+        with self._errors_as_warnings(file), contextlib.suppress(FileNotFoundError):  # No folder yet.
             payload = read(self._path(file, create=False))
             if payload is not None:
                 return unpack(payload)  # A file of another version may raise anything.
@@ -220,8 +220,6 @@ class KernelFiles:
     def _errors_as_warnings(self, file: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:  # No folder yet.
-            pass
         except Exception as error:
             reason = str(error)
             if not isinstance(error, CacheError):

@@ -43,7 +43,7 @@ def register() -> Any:
     return library
 
 
-# --- Fake results: the operators themselves check their arguments ---------------------------------
+# --- Fake results: operators check their arguments when they run -----------------------------------
 
 
 def _fake_sample(

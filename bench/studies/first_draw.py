@@ -68,7 +68,7 @@ CORES = sorted({2, len(os.sched_getaffinity(0))})
 
 def run(cache: str, cores: int, *arguments: str, folder: Path | None = None) -> str:
     """The output of Python on some processors in a folder, with its caches in the folder `cache`."""
-    folders = dict.fromkeys(("MULTISAMPLE_CACHE_DIR", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH"), cache)
+    folders = dict.fromkeys(("MULTISAMPLE_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH"), cache)
     command = ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores])), sys.executable, *arguments]
     return subprocess.run(
         command, env=os.environ | folders, cwd=folder, check=True, stdout=subprocess.PIPE, text=True

@@ -28,7 +28,8 @@ enum StoreKind : u32 {
   kStrided,  // scalar stores at any stride
   // Transposed stores, where dimensions are contiguous:
   kTransposed,        // vectorised stores; if addresses are not aligned, dimensions are shuffled from the previous lane
-  kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix
+  kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix whose pieces
+                      // are not aligned
   // Whole rows, or whole matrices:
   kFewColumns,     // for few columns in a contiguous matrix, in either layout: each thread draws whole rows. Coalesced
                    // stores, some of them through shared memory

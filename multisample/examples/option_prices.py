@@ -121,7 +121,7 @@ def print_price(draws: float, scheduler: str) -> None:
 KERNEL = r"""
 #include <multisample/normal.h>
 
-// The payoffs of four paths for each thread. A path is the logarithm to base 2 of the stock's price, relative to
+// Each thread writes the payoffs of four paths. A path is the logarithm to base 2 of the stock's price, relative to
 // today's.
 extern "C" __global__ void simulate(unsigned long long seed, unsigned days, float drift, float volatility, float spot,
                                     float strike, float4* payoffs) {
@@ -169,7 +169,7 @@ def average_price(seed: int = 7, paths: int = 65_536, device: str = "cpu") -> tu
 
 @njit
 def simulate(seed, days, drift, volatility, spot, strike, payoffs):  # type: ignore[no-untyped-def]
-    """`KERNEL` for the CPU: writes the payoffs of all paths, a multiple of 256."""
+    """`KERNEL` for the CPU: writes the payoff of each path. The number of paths is a multiple of 256."""
     lanes = 64
     x, total = np.empty((lanes, 4), np.float32), np.empty((lanes, 4), np.float32)
     for first in range(0, payoffs.size // 4, lanes):

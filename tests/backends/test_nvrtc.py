@@ -196,7 +196,7 @@ def test_without_nvrtc_the_reason_has_the_install_command(
     monkeypatch.setattr("cuda.bindings.nvrtc.nvrtcVersion", missing)
     with pytest.raises(
         BackendUnavailableError,
-        match=r"^backend: 'numba' needs NVRTC .* NVRTC cannot be loaded \(libnvrtc\.so\.13: .*\):"
+        match=r"^backend: 'numba' needs NVRTC, and NVRTC cannot be loaded \(libnvrtc\.so\.13: .*\):"
         r" pip install 'numba-cuda\[cu13\]",
     ):
         hopper.compile(MOMENTS)

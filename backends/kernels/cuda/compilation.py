@@ -25,16 +25,16 @@ def kernel_of(key: KernelKey, capability: tuple[int, int]) -> Any:
     return kernel
 
 
-def compile_kernel(key: KernelKey, capability: tuple[int, int], toolkit: str) -> MachineCode:
+def compile_kernel(key: KernelKey, capability: tuple[int, int], nvrtc_version: str) -> MachineCode:
     """The kernel of `key`, compiled or loaded from the cache, for the `capability` of the current device.
 
-    `toolkit` is the version of the CUDA toolkit to which libNVVM and nvJitLink belong.
+    The version of NVRTC stands for that of the whole toolkit.
     """
 
-    def compiled() -> MachineCode:
+    def compile_now() -> MachineCode:
         kernel = kernel_of(key, capability).compile((CALL, GEOMETRY))
         return MachineCode(kernel.entry_name, kernel.library.get_cubin().code)
 
-    dependencies = str(capability), toolkit, numba_cuda.__version__, *versions()
+    dependencies = str(capability), nvrtc_version, numba_cuda.__version__, *versions()
     files = KernelFiles(FOLDER, "numba", source_digest())
-    return files.compiled(f"cuda-{name_of(key)}", dependencies, compiled)
+    return files.load_or_compile(f"cuda-{name_of(key)}", dependencies, compile_now)

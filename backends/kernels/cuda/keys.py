@@ -39,7 +39,7 @@ class KernelKey:
 
 
 class CppKey(NamedTuple):
-    """Another kernel, which is in CUDA C++ only."""
+    """A kernel of another operation. These are in CUDA C++ only."""
 
     header: str
     """The header that defines it, in ``csrc/cuda``."""
@@ -79,5 +79,6 @@ def perturb_key(dtype: str, fast_math: bool, one_member: bool, strided: bool, or
 
 def name_of(key: KernelKey) -> str:
     """The name of a kernel that Numba compiles. Profilers show it."""
-    values = dataclasses.asdict(key) | {"store_kind": StoreKind(key.store_kind).name, "device": False}
+    values = dataclasses.asdict(key) | {"store_kind": StoreKind(key.store_kind).name}
+    del values["device"]
     return "_".join(["sample_kernel", *(name if x is True else str(x) for name, x in values.items() if x is not False)])

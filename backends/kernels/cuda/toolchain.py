@@ -72,8 +72,7 @@ def nvrtc_version() -> str:
         _, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # A broken installation may raise anything.
         raise BackendUnavailableError(
-            "backend: 'numba' needs NVRTC for all kernels but the plain ones of samples, and NVRTC cannot be loaded"
-            f" ({_brief(error)}): {INSTALL}"
+            f"backend: 'numba' needs NVRTC, and NVRTC cannot be loaded ({_brief(error)}): {INSTALL}"
         ) from error
     return f"{major}.{minor}"
 

@@ -100,7 +100,7 @@ class _Plan:
         self._is_valid = value_kernel(static.computing_type.name, call.weights is not None)
         # All calls of a plan have the same types.
         self._converts = not all(map(is_jax, vectors.values()))
-        # The words of the latest call on a GPU, None before the first call.
+        # Bytes of the words of the latest call on a GPU: None before the first, empty if the next words do not repeat.
         self._latest: tuple[bytes, ...] | None = None
         # Arrays in host memory are always checked.
         self._checked = [
@@ -115,10 +115,10 @@ class _Plan:
         if seed is not None:
             return (self._draw(vectors, words, window),)
         generator = DEFAULT_GENERATOR if generator is None else generator
+        self._latest = ()  # An offset does not repeat.
         if generator.graph_safe:
             return (self._draw_counted(vectors, generator, window),)
         seed, offset = generator._take()
-        self._latest = ()  # An offset does not repeat.
         try:
             return (self._draw(vectors, _words(Key(seed, offset), window, self._static), window),)
         except BaseException:
@@ -136,8 +136,8 @@ class _Plan:
     def _on_gpu(self, words: Words, device: Any) -> Words | tuple[jax.Array, ...]:
         """Known words in the device's memory.
 
-        JAX takes longer to copy a new seed than to draw, so new words are bytes, which the device has already. This is
-        a second program. It compiles in the first call that does not repeat the words of the call before.
+        Words that repeat are copied once. JAX takes longer to copy a seed than to draw, so new words are single bytes,
+        which the device has already. They need a second program, which the first call with new words compiles.
         """
         texts = tuple(x.tobytes() for x in words if type(x) is np.ndarray and x.ndim == 1)
         if len(texts) < sum(x is not None for x in words):
@@ -278,7 +278,7 @@ def _vectors(x: Any, dims: tuple[int, ...], static: Static) -> Any:
 
 
 def draw(static: Static, words: Words | tuple[jax.Array, ...], *operands: Any) -> Any:
-    """The result in a program, whose name in profiles is this. `words` may be the bytes of a seed and offsets."""
+    """Draw in a program of JAX. Profiles show this name. `words` may be the bytes of a seed and offsets."""
     if not isinstance(words, Words):
         numbers = jax.lax.bitcast_convert_type(jnp.stack(words).reshape(-1, 4), jnp.uint32)
         words = Words(numbers[:2], numbers[2:] if len(numbers) > 2 else None)

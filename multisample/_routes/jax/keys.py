@@ -133,7 +133,8 @@ def _of_word(name: str, x: Any) -> Any:
         return x
     if shape == () and jnp.issubdtype(x.dtype, jnp.integer):
         return x if isinstance(x, jax.core.Tracer) else checked_integer(name, x, 0, WORD_64)
-    raise TypeError(f"{name}: expected an integer, a JAX key or its data, uint32[2], got {x.dtype}{list(shape)}")
+    key = "" if name == "seed.offset" else " a JAX key"
+    raise TypeError(f"{name}: expected an integer,{key} or uint32[2], got {x.dtype}{list(shape)}")
 
 
 @functools.cache
