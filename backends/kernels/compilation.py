@@ -180,11 +180,11 @@ def compile_cached(
         dispatcher = CPUDispatcher(_named(function, name), {}, options, _KernelCompiler)
         try:
             dispatcher.compile(signature)
-        except FileNotFoundError as error:
+        except FileNotFoundError:
             raise BackendUnavailableError(
                 "backend: Numba cannot compile a kernel, since the working directory of this process was deleted:"
                 " change to one that exists by os.chdir"
-            ) from error
+            ) from None
         return dispatcher.overloads[signature.args]
 
     target = cpu_target.target_context

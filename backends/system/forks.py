@@ -11,6 +11,7 @@ these threads forever.
 from __future__ import annotations
 
 import contextlib
+import logging  # noqa: F401  See `_acquire`.
 import os
 import sys
 from pathlib import Path
@@ -42,6 +43,8 @@ def is_forked() -> bool:
 
 
 def _acquire() -> None:
+    # Fork handlers run in reverse order. That of logging acquires the lock of logging, which a compiling thread needs. So
+    # this module imports logging before it registers its own handler.
     module = sys.modules.get("numba.core.compiler_lock")
     lock = getattr(module, "global_compiler_lock", None)  # None while another thread imports the module.
     if lock is not None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -323,6 +324,30 @@ def test_a_forked_child_loads_torch_ext_after_its_parent_used_threads_of_pytorch
     arguments = "-c", LATE_LOAD, imported_in, str(DEADLINE // 2)
     run_python(*arguments, seconds=DEADLINE)  # Builds torch_ext, and compiles the kernels.
     printed(*arguments[1:], PYTHONWARNINGS="ignore")
+
+
+# Forks while a thread compiles. Nothing has imported logging.
+COMPILING = """
+import os, sys, threading, time
+import multisample
+assert "numba" not in sys.modules
+draw = lambda: multisample.sample([0.0] * 3, 1.0, 5, seed=7)
+thread = threading.Thread(target=draw)
+thread.start()
+while "numba.core.compiler_lock" not in sys.modules:
+    time.sleep(0.01)
+for _ in range(5):
+    time.sleep(0.1)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(draw()) == 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+"""
+
+
+@forked
+def test_a_fork_waits_for_a_thread_that_compiles(tmp_path: Path) -> None:
+    run_python("-c", COMPILING, seconds=DEADLINE, MULTISAMPLE_CACHE_DIR=str(tmp_path), PYTHONWARNINGS="ignore")
 
 
 @pytest.mark.slow

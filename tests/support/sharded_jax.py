@@ -249,6 +249,9 @@ def explicit_sharding() -> None:
         for x in (drawn, draw(mu, sigma, key), sample(mu, 1.0, N, seed=key)):
             assert jax.typeof(x).sharding.spec == P("x", None), jax.typeof(x)
         same(drawn, expected())
+        for shape, n in (((D,), (2, N // 2)), ((D, 1), N), ((D // 2, 2), N)):
+            means = MU.reshape(shape)
+            same(sample(jax.device_put(means, P("x")), 1.0, n, seed=SEED), np.asarray(sample(means, 1.0, n, seed=SEED)))
         is_drawn_in_windows(text, (D // _shape[0], N))
         close(jax.jit(gradients(lambda mu, sigma: cubes(draw(mu, sigma, key))))(mu, sigma), expected_gradients())
         # To shard over samples, `auto_axes` leaves explicit sharding.

@@ -270,11 +270,12 @@ def _operand(name: str, x: Any, static: Static) -> Any:
 def _vectors(x: Any, dims: tuple[int, ...], static: Static) -> Any:
     """A vector for each seed, or one for all, with the elements of `x` broadcast to the shape `dims`."""
     x = jnp.asarray(x).astype(static.computing_type)
-    lead = 0 if static.seeds is None or x.ndim < 2 else 1
-    count, own = (x.shape[0] if lead else 1), x.shape[lead:]
+    lead = () if static.seeds is None or x.ndim < 2 else x.shape[:1]
+    own = x.shape[len(lead) :]
     if own[:1] != dims:  # Shape (d, 1) stands for (d,).
-        x = jnp.broadcast_to(x.reshape(count, *(1,) * (len(dims) - len(own)), *own), (count, *dims))
-    return x.reshape(count, math.prod(dims))
+        x = jnp.broadcast_to(x.reshape(*lead, *(1,) * (len(dims) - len(own)), *own), (*lead, *dims))
+    x = x.reshape(*lead, math.prod(dims))
+    return x if lead else x[None]  # JAX refuses to do it in one reshape if the mesh is explicit.
 
 
 def draw(static: Static, words: Words | tuple[jax.Array, ...], *operands: Any) -> Any:
@@ -286,11 +287,9 @@ def draw(static: Static, words: Words | tuple[jax.Array, ...], *operands: Any) -
     shapes = {"mu": static.dims, "sigma": static.dims, "weights": (static.n,)}
     reads = (_vectors(vectors[name], shapes[name], static) for name in static.reads)
     results = bind(static, *reads, *operands_of(words))
-    if static.operation == Operation.sample:
-        return results[0].reshape(static.result)
     if static.seeds is None:
         results = [x[0] for x in results]
-    return tuple(results)
+    return results[0].reshape(static.result) if static.operation == Operation.sample else tuple(results)
 
 
 def _gpu_of(vectors: Sequence[Any]) -> Any:
