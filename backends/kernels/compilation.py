@@ -28,7 +28,9 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from multisample.backends.errors import BackendUnavailableError
-from multisample.backends.system import cache, sources
+from multisample.backends.system import cache, forks, sources
+
+forks.hold_compiler_lock()  # Numba has imported logging.
 
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""

@@ -11,7 +11,6 @@ these threads forever.
 from __future__ import annotations
 
 import contextlib
-import logging  # noqa: F401  See `_acquire`.
 import os
 import sys
 from pathlib import Path
@@ -43,8 +42,6 @@ def is_forked() -> bool:
 
 
 def _acquire() -> None:
-    # Fork handlers run in reverse order. That of logging acquires the lock of logging, which a compiling thread needs. So
-    # this module imports logging before it registers its own handler.
     module = sys.modules.get("numba.core.compiler_lock")
     lock = getattr(module, "global_compiler_lock", None)  # None while another thread imports the module.
     if lock is not None:
@@ -61,7 +58,16 @@ def _release() -> None:
 def _begin_child() -> None:
     global _forked
     _forked = True
-    _release()
 
 
-os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_begin_child)
+def hold_compiler_lock() -> None:
+    """Hold Numba's lock during forks.
+
+    Call this again once logging is imported. Handlers run in reverse order, and that of logging acquires the lock of
+    logging, for which a compiling thread may wait.
+    """
+    os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_release)
+
+
+os.register_at_fork(after_in_child=_begin_child)
+hold_compiler_lock()
