@@ -145,9 +145,10 @@ class Plan:
     ) -> tuple[Any, int, int, Any]:  # fmt: skip
         """Launch. For samples, `matrix` is `out` or None; for gradients, the matrix that is read.
 
-        Returns the result or results, the seed, the offset, and the device array that has the offset. The array is
-        None if the host knows the offset. For gradients, `seed` may be the last three values that the sample returned.
-        Every step that can fail, except the launch, precedes the taking of seed and offset.
+        Returns four values: the result or a tuple of results, the seed, the offset, and an array of one element on the
+        device. The element is the offset; if the host knows the offset, the array is None. For gradients, `seed` may be
+        the last three values that the sample returned. Every step that can fail, except the launch, precedes the taking
+        of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
             checked_window(self._n, dim_offset, sample_offset)

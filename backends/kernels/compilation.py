@@ -199,9 +199,9 @@ def compile_cached(
         )  # fmt: skip
 
 
-# CPython keeps frames in blocks of 16 KiB. A call at the end of a full block maps a new one, and its return unmaps it:
-# 7 us each time, up to a fifth of a first draw. This function claims a large stack, so its block has room for all calls
-# below it.
+# CPython keeps the frames of calls in blocks of 16 KiB. A call that finds the block full maps another block, and unmaps
+# that block when the call returns. This takes 7 us each time, up to a fifth of a first draw. The large stack that
+# `compile_cached` claims here makes CPython map a block that has room for all calls below.
 compile_cached.__code__ = compile_cached.__code__.replace(co_stacksize=1 << 15)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 # Linux's flag PF_FORKNOEXEC.
 _FORKED_WITHOUT_EXEC = 0x40
 
-# An entry, which is Numba's lock, for each fork in progress: the fork holds the lock or waits for it.
+# Numba's lock, once for each call of `_acquire` in a fork that is in progress. The fork holds the lock or waits for it.
 _held: list[Any] = []
 
 
@@ -63,8 +63,8 @@ def _begin_child() -> None:
 def hold_compiler_lock() -> None:
     """Hold Numba's lock during forks.
 
-    Call this again once logging is imported. Handlers run in reverse order, and that of logging acquires the lock of
-    logging, for which a compiling thread may wait.
+    The last handler that was registered runs first. The handler of logging acquires the lock of logging, for which a
+    thread that compiles may wait. So call this function again after an import of logging.
     """
     os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_release)
 

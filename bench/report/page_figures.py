@@ -2,8 +2,8 @@
 
 In page_figures.json, "queries" are named queries of `bench.report.page_markers`. A grid makes a query for each row and
 column. A column has a title, a case, a call, a field, and a file if it is not that of the grid. In its case or call,
-``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n. "like" names a grid
-whose rows and columns a grid of another file has too.
+``{}`` stands for the text of the row. If "rows" is a list, each row is a shape, d x n. With "like", a grid has
+the rows and columns of the grid of that name.
 "tables of queries" have a query for each cell. "pictures" have a file and the name of one of its pictures.
 """
 

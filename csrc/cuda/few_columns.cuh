@@ -211,7 +211,7 @@ MULTISAMPLE_FUNCTION void draw_any_rows(const Launch& call, const Geometry& geom
             }
           }
         };
-        // Where the number of columns is even, single stores have bank conflicts.
+        // With an even number of columns, stores of single elements would have bank conflicts.
         if (at != nullptr) {
           left < kOfWarp ? put_columns(false) : put_columns(true);
         } else if (columns % 4 == 0) {

@@ -57,7 +57,7 @@ constexpr u32 kMostFewRows = 2;
 constexpr u32 kSmallThreads = 256;
 // Maximum threads of a block with kPlain.
 constexpr u32 kPlainThreads = 128;
-// Dimensions that a thread draws for one piece (kTransposed, kPlainTransposed) or in one pass (kFewColumns).
+// Dimensions per thread: of one piece with kTransposed and kPlainTransposed, of one pass with kFewColumns.
 template <u32 size>
 constexpr u32 kOwnRows = size == 8 ? 2 : 4;
 // Maximum threads of a block with row stores: one pass has room for the 256 groups of 1024 columns, and one more warp.

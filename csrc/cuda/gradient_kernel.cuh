@@ -232,7 +232,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
     count /= 2;
     if (threadIdx.x & step) first += count;
   }
-  // The other lanes of the run have the same totals, and store none.
+  // Each total is in several lanes of the run if there are more lanes than totals. One of these lanes stores the total.
   if ((threadIdx.x & (geometry.lanes - 1)) >= step || is_left_over) count = 0;
   double* const own_sums = &sums[first * geometry.pitch + (threadIdx.x >> geometry.lanes_log2)];
   Real* own_totals =

@@ -6,8 +6,8 @@
 // kTransposed: a piece is the contiguous dimensions that one vectorised store writes. A thread keeps the dimensions
 // that its piece has in a group's first column. Where columns differ in alignment, the pieces of the other columns
 // begin with dimensions of the previous lane. A shuffle supplies these, and lane 0 stores nothing.
-// kTransposedStaged: for few dimensions in a contiguous matrix whose pieces are not aligned. A block puts a pass into
-// shared memory in the order of the output, and copies it from there. See cuda/geometry.h.
+// kTransposedStaged: for few dimensions in a contiguous matrix whose pieces are not aligned. A block draws
+// one pass into shared memory, in the order of the output, and then copies the pass to the matrix. See cuda/geometry.h.
 #pragma once
 
 #include "cuda/stores.cuh"

@@ -74,10 +74,10 @@ def _model(vectors: dict[str, Any]) -> Any:
 
 
 _SHARD_PLANS: PlanCache[tuple[weakref.ref[Any], Callable[..., Any]]] = PlanCache(256)
-"""The mesh of each kind of call, and the function of `_shard_plan`.
+"""The plan of each kind of call: a weak reference to the mesh, and the function that `_shard_plan` makes.
 
-A plan keeps no mesh alive, and so no process group: destroying a process group in a forked child would wait for threads
-that the child does not have.
+The reference is weak because a mesh keeps its process group alive. If a forked child freed a process group, the child
+would wait for threads that only its parent has.
 """
 
 
@@ -115,7 +115,7 @@ def _signature(x: Any, mesh: Any) -> Any:
 
 
 def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> Callable[..., Any]:
-    """``draw_part(call, mesh, dim_offset, sample_offset, draw)`` for calls with vectors like these."""
+    """``draw_part(call, mesh, dim_offset, sample_offset, draw)`` for calls of one kind: see `_SHARD_PLANS`."""
     axis = int(layout == "nd")  # The axis of the result that counts dimensions.
     if requested is None:
         placements = tuple([_on_axis(p, axis) if _is_shard(p) else p for p in _model(vectors).placements])

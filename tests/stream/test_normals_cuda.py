@@ -104,10 +104,10 @@ def over_all_words() -> Callable[..., list[int]]:
     cupy = pytest.importorskip("cupy")
 
     def run(kernel: str, *arguments: Any, options: tuple[str, ...] = ()) -> list[int]:
-        from multisample.backends.native import csrc_files
+        from cuda_cpp import NVRTC_OPTIONS
 
         out = cupy.zeros(3, np.uint64)
-        module = cupy.RawModule(code=program(), options=("-std=c++17", f"-I{csrc_files.folder()}", *options))
+        module = cupy.RawModule(code=program(), options=(*NVRTC_OPTIONS[:2], *options))  # CuPy adds the third.
         module.get_function(kernel)((2048,), (256,), (out, *arguments))
         return [int(number) for number in out.get()]
 

@@ -98,7 +98,7 @@ def run_cases(
 requires_nvrtc = requires("cupy", "NVRTC", lambda: importlib.import_module("cupy.cuda").nvrtc.getVersion())
 
 
-# Those of the backends. Without the last one, NVRTC 13.0 refuses generic lambdas.
+# The options of the backends. Without the last option, NVRTC 13.0 refuses generic lambdas.
 NVRTC_OPTIONS = f"--std={STANDARD}", f"-I{csrc_files.folder()}", "--device-as-default-execution-space"
 
 

@@ -15,7 +15,7 @@ from multisample.backends.kernels.stream.vectors import Vector
 
 
 def _address(context: Any, builder: Any, array: Any, args: Any, element: Any = None) -> Any:
-    """The address of element ``args[1]`` of the array ``args[0]``, which has unit stride, as a pointer to `element`."""
+    """A pointer, to type `element`, to element ``args[1]`` of ``args[0]``, an array of unit stride."""
     address = builder.gep(context.make_array(array)(context, builder, args[0]).data, [args[1]])
     return builder.bitcast(address, element.as_pointer()) if element else address
 

@@ -99,7 +99,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def own_rows_of(size: int) -> int:
-    """Dimensions that a thread draws for one piece (kTransposed, kPlainTransposed) or in one pass (kFewColumns)."""
+    """How many dimensions a thread draws: see ``kOwnRows`` in C++."""
     return 2 if size == 8 else 4
 
 

@@ -1,4 +1,4 @@
-"""Keys of kernels: the choices that a kernel is compiled for, in the order of the C++ template's arguments."""
+"""Keys of kernels: a key names the kernel that a launch needs, and the device for which it is compiled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .perturb_geometry import KeyOrigin
 
 @dataclasses.dataclass(frozen=True)
 class KernelKey:
-    """A kernel of `sample`."""
+    """A kernel of `sample`: the arguments of the C++ template, in their order, and the device."""
 
     header: ClassVar[str] = "kernel"
     dtype: str
@@ -39,7 +39,7 @@ class KernelKey:
 
 
 class CppKey(NamedTuple):
-    """A kernel of another operation. These are in CUDA C++ only."""
+    """Any other kernel. Numba has none of these: they are in CUDA C++ only."""
 
     header: str
     """The header that defines it, in ``csrc/cuda``."""

@@ -100,7 +100,7 @@ class _Plan:
         self._is_valid = value_kernel(static.computing_type.name, call.weights is not None)
         # All calls of a plan have the same types.
         self._converts = not all(map(is_jax, vectors.values()))
-        # Bytes of the words of the latest call on a GPU: None before the first, empty if the next words do not repeat.
+        # The words of the latest call on a GPU, as bytes. None before the first call; empty after a generator's call.
         self._latest: tuple[bytes, ...] | None = None
         # Arrays in host memory are always checked.
         self._checked = [
@@ -115,7 +115,7 @@ class _Plan:
         if seed is not None:
             return (self._draw(vectors, words, window),)
         generator = DEFAULT_GENERATOR if generator is None else generator
-        self._latest = ()  # An offset does not repeat.
+        self._latest = ()  # A generator's words do not repeat.
         if generator.graph_safe:
             return (self._draw_counted(vectors, generator, window),)
         seed, offset = generator._take()
@@ -134,10 +134,11 @@ class _Plan:
         return self._programs[_is_aligned(window[1])](words, *vectors)
 
     def _on_gpu(self, words: Words, device: Any) -> Words | tuple[jax.Array, ...]:
-        """Known words in the device's memory.
+        """`words` in the device's memory, if the host knows them.
 
-        Words that repeat are copied once. JAX takes longer to copy a seed than to draw, so new words are single bytes,
-        which the device has already. They need a second program, which the first call with new words compiles.
+        The words of the first call are copied, and so are words that repeat; the copies are kept. JAX takes longer to
+        copy words than to draw, so other words are passed as single bytes, all of which the device has already. Bytes
+        need a second program, which the first call with other words compiles.
         """
         texts = tuple(x.tobytes() for x in words if type(x) is np.ndarray and x.ndim == 1)
         if len(texts) < sum(x is not None for x in words):

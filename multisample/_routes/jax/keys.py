@@ -57,7 +57,10 @@ def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "di
 
 
 def batch_length(seed: Any) -> int | None:
-    """The number of seeds in a vector; None for a single seed. TypeError or ValueError for arrays that are no seeds."""
+    """The number of seeds in a vector; None for a single seed.
+
+    An array that cannot be a seed raises TypeError or ValueError.
+    """
     if is_jax(seed) and seed.shape and _is_key_type(seed.dtype):
         return seed.shape[0] if len(seed.shape) == 1 else None
     return batch_of(seed)

@@ -152,7 +152,8 @@ def lowered(platform: str, *operands: Any, static: Static) -> Any:
     names, size = static.names(len(operands)), batch_of(*operands)
     is_lone = [name != "matrix" and x.shape[0] == 1 for name, x in zip(names, operands, strict=True)]
     batched = tuple(name for name, lone in zip(names, is_lone, strict=True) if not lone)
-    if 0 in (size, *(() if static.parameters else (static.d, static.n))):  # No elements to draw or to sum.
+    lengths = (size,) if static.parameters else (size, static.d, static.n)
+    if 0 in lengths:  # There is nothing to draw or to sum.
         return [jnp.zeros((size, *static.shape(name)), static.type_of(name)) for name in static.writes]
     # A launch of perturb has one factor for each parameter, and no batch if each coefficient has a key.
     if static.operation == Operation.moments or "factors" in batched or (static.has_row_keys and batched):

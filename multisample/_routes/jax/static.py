@@ -67,7 +67,7 @@ class Static(NamedTuple):
     seeds: int | None = None
     """The number of seeds of a vector; None for one seed."""
     dims: tuple[int, ...] = ()
-    """The shape of the dimensions: d is its product."""
+    """The common shape of `mu` and `sigma`. The product of its lengths is `d`."""
     result: tuple[int, ...] = ()
     """The shape of the sample."""
     size: int = 1
