@@ -326,16 +326,19 @@ def test_a_forked_child_loads_torch_ext_after_its_parent_used_threads_of_pytorch
     printed(*arguments[1:], PYTHONWARNINGS="ignore")
 
 
-# Forks while a thread compiles. Nothing has imported logging.
+# Forks while a thread compiles. Nothing imported logging before multisample.
 COMPILING = """
 import os, sys, threading, time
 import multisample
-assert "numba" not in sys.modules
+assert "logging" not in sys.modules
+import multisample.backends.kernels.cpu.launcher  # A child could not import what a thread of its parent was importing.
+from numba.core.compiler_lock import global_compiler_lock
 draw = lambda: multisample.sample([0.0] * 3, 1.0, 5, seed=7)
 thread = threading.Thread(target=draw)
 thread.start()
-while "numba.core.compiler_lock" not in sys.modules:
-    time.sleep(0.01)
+while global_compiler_lock._lock.acquire(blocking=False):
+    global_compiler_lock._lock.release()
+    time.sleep(0.001)
 for _ in range(5):
     time.sleep(0.1)
     child = os.fork()

@@ -165,8 +165,8 @@ def test_a_new_seed_or_window_compiles_nothing() -> None:
     for i in range(4):
         draw(jnp.asarray(MU), jax.random.key(i), i, i)
     assert draw._cache_size() == 1
-    sample(*vectors(), N, seed=0)
-    sample(*vectors(), N, seed=0, dim_offset=1)
+    for row in range(4):  # The calls make a plan, and its programs: without offsets, with them, and on a GPU of bytes.
+        sample(*vectors(), N, seed=0, dim_offset=row)
     before = len(programs.PROGRAMS)
     for i in range(1, 5):
         sample(*vectors(), N, seed=Key(i, 2**63 + i), dim_offset=i, sample_offset=2**33)
