@@ -4,8 +4,6 @@ Windows of the sample matrix are independent. Kernels of large calls share them 
 (kernels/cpu/helper_threads.py); the calling thread draws a small call alone.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 from collections.abc import Callable, Collection

@@ -4,8 +4,6 @@ CuPy, NVRTC and a driver are enough: nothing is built in advance, and no CUDA to
 element type, noise, transform and stores is a kernel of its own, cached on disk.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

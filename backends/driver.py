@@ -1,7 +1,5 @@
 """Backends that launch kernels through the CUDA driver: cupy and numba."""
 
-from __future__ import annotations
-
 import collections
 import ctypes
 import functools

@@ -3,8 +3,6 @@
 ``backends/README.md`` lists what a new type needs.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """Launchers of any backend: its own, or made from `Backend.launch`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ draw samples of usual size, and large transposed matrices with aligned pieces. W
 as in the cpu backend. NVRTC, which numba-cuda installs, compiles all other kernels from CUDA C++.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import importlib.util

@@ -3,8 +3,6 @@
 The cupy backend calls NVRTC through CuPy, and numba through cuda-core, which numba-cuda requires.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from .errors import BackendUnavailableError

@@ -3,8 +3,6 @@
 `multisample.commands` has the commands. This module parses the line, and prints errors that are not bugs as one line.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

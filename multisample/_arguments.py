@@ -1,7 +1,5 @@
 """Checks of scalars and choices. Each error names the argument, the received value and the accepted values."""
 
-from __future__ import annotations
-
 import enum
 import math
 import operator

@@ -1,7 +1,5 @@
 """`Call`, the arguments of a call of any operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """How a plan reads its vectors: as addresses, numbers, or NumPy arrays of the computing type."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A call returns before its kernel has run, and other streams than the kernel's ma
 other; the host never waits.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import os

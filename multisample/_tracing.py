@@ -1,7 +1,5 @@
 """Whether torch.compile or JAX is tracing a call, found without importing either."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ variables, and it unpickles any file. So this module keeps compiled kernels in `
 dependencies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

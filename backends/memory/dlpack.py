@@ -4,8 +4,6 @@ NumPy lacks bfloat16, cuda.core ignores the byte offset, and CuPy and PyTorch ig
 structures are those of dlpack.h, whose layout is part of the protocol.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

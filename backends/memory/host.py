@@ -1,7 +1,5 @@
 """NumPy arrays over the host memory of a launch, for backends and checks that work on arrays."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

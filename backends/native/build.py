@@ -4,8 +4,6 @@
 folder has no such file. The compiler's process ends with its parent, however the parent dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The C++ and CUDA sources: their folder, and a digest that names every library compiled from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from multisample.backends.system.sources import BACKENDS, CSRC

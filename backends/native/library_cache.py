@@ -5,8 +5,6 @@ them. A build holds a lock, so that concurrent processes build once, and renames
 library is loaded, its digest is compared with the recorded one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -5,8 +5,6 @@ has the system and the digest of the sources. The name of a file for CUDA has it
 library that does not fit is ignored; the reason is reported only if no library can be built.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path

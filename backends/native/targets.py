@@ -3,8 +3,6 @@
 Every function is cheap and never raises: `status` of a backend calls them.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 

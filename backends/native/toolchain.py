@@ -3,8 +3,6 @@
 Every function is cheap and never raises: `status` of a backend calls them to list what is missing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -3,8 +3,6 @@
 A program compiles only the units that its calls need. ``csrc/torch/unit.h`` has the table of the loaded units.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterable, Iterator

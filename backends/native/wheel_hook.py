@@ -4,8 +4,6 @@ README.md beside this file describes MULTISAMPLE_PREBUILT. The hook compiles wit
 toolkit of the environment, so the build must not be isolated.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

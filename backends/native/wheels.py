@@ -3,8 +3,6 @@
 The build hook imports this module from the sources of the wheel.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

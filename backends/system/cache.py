@@ -4,8 +4,6 @@ Loading a shared object, or unpickling a kernel of Numba, runs it. So folders an
 user or to root, no other user may have write access, and every file is compared with a recorded digest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

@@ -4,8 +4,6 @@ Array libraries differ in what they offer, and none is required. Importing this 
 there is no device memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

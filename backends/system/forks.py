@@ -8,8 +8,6 @@ inherits the pool of the thread that forked, without the threads in the pool. Pa
 these threads forever.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

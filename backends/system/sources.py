@@ -4,8 +4,6 @@ Numba compiles the functions that a process has imported, and C++ compilers read
 and compilation, a process would mix two versions, and the cache would keep the mixture. So no file may have changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The package imports this module before its first call: a block of `threadpoolctl
 threadpoolctl knows when the block begins.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import functools

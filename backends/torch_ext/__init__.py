@@ -6,8 +6,6 @@ Calls use plain C functions of the libraries, because PyTorch's dispatcher costs
 ``torch.ops.multisample`` run the same kernels, for calls that PyTorch transforms or compiles.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

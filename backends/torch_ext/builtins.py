@@ -3,8 +3,6 @@
 Each has a twin in Python with the same results. `csrc/torch/python_calls.h` has the code.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 import sys

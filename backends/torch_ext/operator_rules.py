@@ -7,8 +7,6 @@ A sample is linear in mu and sigma, and its noise can be drawn again. So a deriv
 the same seed and offset, and autograd saves nothing as large as the sample.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, TypeAlias
 

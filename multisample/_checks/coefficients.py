@@ -1,7 +1,5 @@
 """Checks of the coefficients of `perturb`."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Checks that the shapes, types, strides, devices and memory of the arrays of a call match."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Checks of the values of vectors: finite means and weights, and finite standard deviations of at least 0."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """Checks of the window and the options of a call."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

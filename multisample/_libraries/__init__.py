@@ -1,7 +1,5 @@
 """The library of an array, by the package that defines its class. Imports only libraries that the caller uses."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

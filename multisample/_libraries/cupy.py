@@ -1,7 +1,5 @@
 """CuPy; imported when one of its arrays has come in, or when the cupy backend makes one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any
 

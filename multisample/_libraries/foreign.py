@@ -1,7 +1,5 @@
 """Arrays of unknown libraries, read through DLPack or the CUDA array interface."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """JAX: `multisample._routes.jax` runs a call with arrays of JAX as a program."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Hashable
 from typing import Any

@@ -4,8 +4,6 @@ A known library allocates its results on its own stream. Arrays of unknown libra
 backend's library or NumPy without a copy, by DLPack or the CUDA array interface.
 """
 
-from __future__ import annotations
-
 import functools
 import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

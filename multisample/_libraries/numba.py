@@ -1,7 +1,5 @@
 """Numba's device arrays; imported when one has come in, or when the numba backend makes one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable
 from typing import Any

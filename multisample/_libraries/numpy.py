@@ -1,7 +1,5 @@
 """NumPy arrays, and objects that NumPy can convert: lists, NumPy scalars, objects with ``__array__``."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable, Hashable

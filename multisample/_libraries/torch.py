@@ -1,7 +1,5 @@
 """PyTorch; imported by the first call with a tensor."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

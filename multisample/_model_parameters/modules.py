@@ -1,7 +1,5 @@
 """Parameters of PyTorch's modules, by the names that they have without wrappers; imported with the first module."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import sys

@@ -4,8 +4,6 @@ A plan is a function in `PLANS`. It has everything that does not depend on addre
 member: ids, ties, spans, launchers. The key has names and options; a guard compares the arrays.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """The arguments of `perturb` that may be one value or several: seeds, members and decays."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple

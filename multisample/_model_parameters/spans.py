@@ -1,7 +1,5 @@
 """The elements of a parameter as spans of its memory."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Structures of arrays, which `perturb` takes as `parameters` and `out`: their arrays, names and ids."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import zlib

@@ -1,7 +1,5 @@
 """Ties: parameters with the same memory, shape and strides. Arrays that overlap in any other way are refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

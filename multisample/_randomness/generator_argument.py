@@ -1,7 +1,5 @@
 """`Source`: how a call takes its seed and offset. A plan has one source for all its calls."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

@@ -4,8 +4,6 @@ A CUDA generator counts Philox offsets, in steps of 4. A CPU generator has no of
 In the capture of a CUDA graph, a PyTorch operator draws the offset on the device, anew in each replay.
 """
 
-from __future__ import annotations
-
 import collections
 import ctypes
 import os

@@ -5,8 +5,6 @@ custom calls of XLA. `torch_autograd` adds gradients to a plan. `dtensor` and `a
 the public function or a plan. The modules are imported on first use.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Hashable
 from typing import Any

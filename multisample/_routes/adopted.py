@@ -4,8 +4,6 @@ The arrays are shared with a known library by protocol, or copied to it. A plan 
 the result is converted to the caller's library.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ An element is a function of the seed, the call's offset and its position in the 
 rank computes where its window begins. Only the generator's state must be the same on every rank.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import weakref

@@ -5,8 +5,6 @@ forward pass and one for the backward pass. The backward pass draws the noise ag
 forward pass stores nothing as large as the sample, except for n = 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ operator serves breaks the graph, or raises where a graph break is not allowed. 
 takes a second, so eager calls do not import it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

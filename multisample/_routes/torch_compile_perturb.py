@@ -4,8 +4,6 @@ A call becomes a call of ``torch.ops.multisample.perturb_`` without a graph brea
 tensors of each run of the graph, so that all checks of memory and ids are those of eager calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ vmap turns one call into a batch, in one launch. Derivatives with respect to sig
 its squares, for which the kernel draws the noise again. The derivative with respect to mu is the sum of the weights.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any, NamedTuple
 

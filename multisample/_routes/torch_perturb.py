@@ -4,8 +4,6 @@ vmap turns one call into a population: a batch of calls in one launch. The deriv
 parameter is ``1 - decay``.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ run of a graph and for every element of a batch. Where each run or element needs
 the offset, which stays on the device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

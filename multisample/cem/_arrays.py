@@ -3,8 +3,6 @@
 All other operations have NumPy's names in CuPy, JAX and PyTorch too, and are called on `Arrays.xp`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -5,8 +5,6 @@ status at any interval. All arrays may have an axis of searches in front. Each s
 alone. The dimensions of a state keep their shape; all else here has one axis of d dimensions.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

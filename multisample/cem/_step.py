@@ -1,7 +1,5 @@
 """One iteration as a pure function: for `jax.jit` and `jax.lax.scan`, where a run is part of a larger program."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, SupportsIndex

@@ -4,8 +4,6 @@ A task is a mean, a deviation, a key and a window. A generation sends only these
 The process that refits draws the elites again, by `redraw`.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Reading vectors from files, and writing files atomically."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The `build` command: compiles backends ahead of time, and shows the errors."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

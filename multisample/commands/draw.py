@@ -4,8 +4,6 @@ A window of the sample matrix can be drawn alone. So a matrix larger than memory
 same bits as in one draw.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import secrets

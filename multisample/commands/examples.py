@@ -1,7 +1,5 @@
 """The `examples` command: lists the example programs, or runs one."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from typing import Any

@@ -3,8 +3,6 @@
 The promise of equal bits covers machines that we cannot test, so everybody can check it on theirs.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import timeit

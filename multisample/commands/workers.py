@@ -1,7 +1,5 @@
 """Worker processes that Ctrl-C does not interrupt, and that an error or a signal in this process ends at once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Programs that use the sampler: ``python -m multisample examples`` lists them."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 __all__ = [

@@ -1,7 +1,5 @@
 """The command lines of the examples: options by their default values."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from typing import Any

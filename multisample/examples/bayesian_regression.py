@@ -8,8 +8,6 @@ python -m multisample examples bayesian_regression                  # on the CPU
 python -m multisample examples bayesian_regression --device cuda    # on a GPU
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

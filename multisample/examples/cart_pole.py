@@ -16,8 +16,6 @@ python -m multisample examples cart_pole --library jax                    # on J
 python -m multisample examples cart_pole --library torch --carts 256      # or jax
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

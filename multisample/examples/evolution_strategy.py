@@ -11,8 +11,6 @@ python -m multisample examples evolution_strategy --devices cuda         # PyTor
 python -m multisample examples evolution_strategy --devices cpu cuda     # two workers
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 from collections.abc import Iterable, Mapping, Sequence

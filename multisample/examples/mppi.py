@@ -11,8 +11,6 @@ python -m multisample examples mppi --device cuda      # CUDA C++ by CuPy, on a 
 python -m multisample examples mppi --device arrays    # NumPy, with the accelerations in memory: (rollouts, steps, 2)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -17,8 +17,6 @@ python -m multisample examples option_prices --option average                   
 python -m multisample examples option_prices --option average --device cuda     # in CUDA C++ by CuPy, on a GPU
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

@@ -9,8 +9,6 @@ python -m multisample examples populations --library torch     # functional PyTo
 python -m multisample examples populations --library jax       # JAX, also with evosax if it is installed
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory, functions and symbols by address, for compiled code that C calls and that calls C."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The cpu backend calls the functions too, for everything but small samples. One f
 calls kernels by address, from a table that compiled code knows by name.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Such code reads a launch as an array of LAUNCH_WORDS words of 8 bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

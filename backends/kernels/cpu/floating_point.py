@@ -4,8 +4,6 @@ A library linked with ``-ffast-math``, `torch.set_flush_denormal` and C's `feset
 default settings themselves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

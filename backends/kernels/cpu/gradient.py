@@ -5,8 +5,6 @@ the launch alone, so that any number of threads gives the same bits. Float32 sum
 added to a float64 sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

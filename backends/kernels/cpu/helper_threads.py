@@ -12,8 +12,6 @@ Calls also start the helpers that they lack, in compiled code. No exception or s
 start needs no lock, the stack has the size that kernels need, and a monkey patch of `threading` changes nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """CPU intrinsics that Numba lacks: arrays at addresses, vectors, prefetches, the stack, atomics, rounding modes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -9,8 +9,6 @@ Numba's ``parallel=True`` would bring a threading layer that dies in a forked ch
 concurrent calls (workqueue).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Launches in host memory by the C functions of `calls`."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable

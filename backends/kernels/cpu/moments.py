@@ -5,8 +5,6 @@ type has at most 16 terms, and is then added to a float64 sum. Products with ver
 overflow or lose bits, so the weights of such a call are divided by a power of two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The elements of a tile are read and written once, whatever the number of rows: t
 the noise of each row is added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

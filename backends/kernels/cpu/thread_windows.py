@@ -3,8 +3,6 @@
 Waking a helper takes some 70 us. Small windows balance threads that begin late.
 """
 
-from __future__ import annotations
-
 from multisample.backends.kernels.compilation import inline
 
 THREAD_WORK = 1 << 16

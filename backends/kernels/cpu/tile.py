@@ -7,8 +7,6 @@ In a tile along rows, the places of a row follow each other, and its elements ar
 rows, the places of a block follow each other, and the elements of a column are adjacent.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Importing this module imports numba-cuda.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numba_cuda

@@ -1,7 +1,5 @@
 """Vectors that kernels cannot read, and their conversion: a twin of ``csrc/cuda/conversion.h``."""
 
-from __future__ import annotations
-
 import struct
 import sys
 from collections.abc import Sequence

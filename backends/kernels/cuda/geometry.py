@@ -3,8 +3,6 @@
 A twin of ``csrc/cuda/geometry.h``, which has the reasons. The numbers drawn do not depend on the geometry.
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 from typing import NamedTuple

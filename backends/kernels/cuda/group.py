@@ -3,8 +3,6 @@
 A group has four adjacent columns, or eight if they are antithetic pairs: one Philox block makes four normals.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -3,8 +3,6 @@
 Addresses are int64. Memory is aligned to the type that is read or written.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

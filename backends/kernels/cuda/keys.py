@@ -1,7 +1,5 @@
 """Keys of kernels: a key names the kernel that a launch needs, and the device for which it is compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, NamedTuple, TypeAlias
 

@@ -3,8 +3,6 @@
 A twin of ``csrc/cuda/moments_geometry.h``, which has the reasons. The order of the sums follows from it.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 A twin of ``csrc/cuda/perturb_geometry.h``, which has the reasons.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Any, NamedTuple, TypeAlias
 

@@ -5,8 +5,6 @@ the loops over `range`, so local arrays are registers too. Numba's product of tw
 its lower half, as C++ does.
 """
 
-from __future__ import annotations
-
 import collections
 from typing import Any
 

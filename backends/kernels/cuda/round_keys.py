@@ -1,7 +1,5 @@
 """The keys of all Philox rounds, which the kernels of weighted moments and of perturb take as arguments."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ Numba gives LLVM IR to libNVVM, which compiles it to PTX. nvJitLink compiles PTX
 loads. The two libraries and numba-cuda are separate packages, so pip can install versions that do not match.
 """
 
-from __future__ import annotations
-
 import functools
 
 from multisample.backends.errors import BackendUnavailableError

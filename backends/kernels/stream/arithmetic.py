@@ -4,8 +4,6 @@ The bits are the same everywhere only if each fused multiply-add is fused everyw
 express that. The operations of this module mean the same on a CPU and in PTX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ multiplications, fused multiply-adds, square roots and conversions, each correct
 Nothing may be contracted or reassociated: never compile this with ``fastmath``.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Some targets lack these: compute capability 7.5 has none for bfloat16, and LLVM 
 integer and float32 operations convert: one rounding, to nearest even, with subnormals.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from multisample.backends.kernels.compilation import inline

@@ -4,8 +4,6 @@ LLVM vectorises loops over arrays, and decides what a vector holds. A value of t
 Operators take two vectors, or a vector and a number. LLVM divides vectors that are wider than those of the processor.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -9,8 +9,6 @@ A word is a uint32 on a GPU. On a CPU it is a uint64 whose upper half is ignored
 no widening, and LLVM can run one Philox block in each 64-bit lane of a vector. All words of a call have one type.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from multisample.backends.kernels.compilation import inline

@@ -4,8 +4,6 @@ Each call becomes one XLA custom call. It joins the program that JAX is tracing,
 is compiled for the static arguments and cached.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Hashable, Sequence

@@ -3,8 +3,6 @@
 One string attribute holds the static part of a call, `Static`, so that a saved program runs in every process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Seed, offset and window of a call as two operands of its custom call, so that new values compile nothing."""
 
-from __future__ import annotations
-
 import functools
 import math
 import struct

@@ -7,8 +7,6 @@ bytes in the state as a record. Later calls repeat the record with their own add
 record enter Python. So do calls that fail: Python repeats them and reports the error.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import threading

@@ -5,8 +5,6 @@ where its window begins. It draws the window from its own part of mu and sigma, 
 For each model parameter, a device computes the index of its block's first element.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ call are new arrays. In a traced call, results alias the buffers of the paramete
 that it reads later.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Hashable, Mapping, Sequence

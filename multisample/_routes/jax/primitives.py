@@ -6,8 +6,6 @@ derivative keeps the matrix. The tangent of moments in mu needs the sum of the w
 Operands and results have an axis for the batch in front: see `static.AXES`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

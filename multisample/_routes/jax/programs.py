@@ -3,8 +3,6 @@
 JAX frees a program only together with the jitted function that it was compiled for.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Hashable

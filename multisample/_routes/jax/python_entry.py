@@ -6,8 +6,6 @@ waits for them. If an exception hits a ctypes callback before its first line, th
 callback reports through memory: it sets `_FINISHED` to 1 and writes XLA's error.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

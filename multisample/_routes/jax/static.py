@@ -3,8 +3,6 @@
 The operands of a custom call are `Static.reads`, the seed, and the offsets unless all are 0.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any, NamedTuple

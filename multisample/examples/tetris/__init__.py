@@ -4,8 +4,6 @@
 ``python -m multisample tetris`` trains a player, plays new games with it, and draws pictures.
 """
 
-from __future__ import annotations
-
 from .learning import Learner, Settings
 from .player import FEATURES, Move, Played, moves, placement, play
 

@@ -4,8 +4,6 @@ A word has six rows of ten columns. Row r, counted from the floor, is bits 10 (r
 r div 6; the leftmost column is the lowest bit. A shift by 10 moves cells by one row, a shift by 1 by one column.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from multisample.backends.kernels.compilation import jit

@@ -26,8 +26,6 @@ C. Thiery, B. Scherrer, "Building controllers for Tetris", ICGA Journal 32 (1), 
 D. P. Bertsekas, J. N. Tsitsiklis, "Neuro-dynamic programming", Athena Scientific, 1996.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from multisample.backends.kernels.compilation import jit

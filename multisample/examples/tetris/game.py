@@ -1,7 +1,5 @@
 """The board as a NumPy array and as words, and the seven pieces, drawn as text."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of training and games. Matplotlib and Pillow are optional: `missing` tells what to install."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 The result of a game depends on its number, the seed and the weights only, not on the threads or on other games.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The limit lets the caller stop or report progress during a game of minutes. Phil
 function of seed, game and number of the piece.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
