@@ -83,7 +83,7 @@ class Ranks:
 
     def parameters(self, wholes: dict[str, torch.Tensor]) -> Iterator[tuple[DeviceMesh, dict[str, Any]]]:
         """The parameters as DTensors, for several meshes and placements. Parameters have the axes that are sharded."""
-        strided = _StridedShard(0, split_factor=2)
+        strided = _StridedShard(0, split_factor=self.grid.size(1))
         for mesh, *placements in (
             (self.line, Shard(0)), (self.line, Shard(1)), (self.line, Replicate()), (self.grid, Shard(0), Shard(1)),
             (self.grid, Shard(1), Shard(0)), (self.grid, Shard(0), Shard(0)), (self.grid, Replicate(), Shard(1)),
