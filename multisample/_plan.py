@@ -77,7 +77,7 @@ class Plan:
         self._d, self._n, self._last_row, self._last_column = d, n, ROWS - d, COLUMNS - n
         self._keys = keys_in(call.seed, library, device) if is_in_array(call.seed) else None
         self._read_words: Callable[[Any], Any] | None = None if inputs.batch is None else only_words
-        if call.grad is not None:
+        if call.grad is not None and call.seed is None:
             self._read_words = lambda words: words
         reads_memory = self._keys is not None and self._keys.is_on_device
         self.has_device_seeds = self._keys is not None and reads_memory and not self._keys.offset_at

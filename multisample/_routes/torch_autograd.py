@@ -5,6 +5,7 @@ forward pass and one for the backward pass. The backward pass draws the noise ag
 forward pass stores nothing as large as the sample, except for n = 1.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from multisample.backends import registry
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.cpu.floating_point import with_default_floats
 from multisample.backends.launch import HOST, Operation
 from multisample.backends.system.forks import is_forked
 
@@ -24,9 +24,9 @@ from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._operations import Call
 from .._plan import PLANS, Plan, Planned, make_plan
 from .._randomness.generator_argument import source_of
-from .._randomness.seed_argument import is_in_array
+from .._randomness.seed_argument import is_in_array, signature_of
 from .torch_moments import RecordedMoments
-from .torch_transforms import NO_GRADIENT_TO_OUT, as_int64, draw_by_operator, options_of
+from .torch_transforms import NO_GRADIENT_TO_OUT, as_int64, keys_of, options_of
 
 
 def torch_plan(call: Call, backend: Backend) -> Planned:
@@ -38,7 +38,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
     if call.operation == Operation.moments:
         return RecordedMoments(call, backend)
     if call.out is None and backend.name == "torch_ext":
-        return _RecordedBatch(call, backend) if is_in_array(call.seed) else _RecordedSample(call, backend)
+        return _RecordedSample(call, backend)
     if call.out is not None:
         reason = NO_GRADIENT_TO_OUT
     elif call.backend == "auto":
@@ -105,26 +105,28 @@ class _RecordedSample:
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
         template, kind = self.plan.template, MATRIX_TYPES[self.plan.dtype]
+        # Whether the seed is in an array. If so, each call keeps a copy of the array for its backward pass.
+        self.has_array = is_in_array(call.seed)
         # The gradients of one sample are elementwise products, which are faster than drawing the noise again.
         keeps_noise = (
-            template.columns == 1 and not template.batch
+            template.columns == 1 and not self.has_array
             and kind.computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
             and (is_number(call.mu) or template.mu_stride == kind.size) and template.sigma_stride == kind.size
         )  # fmt: skip
         self.run_plan = _CompiledPlan.around(self.plan, call, keeps_noise).run
         # If the matrix has one column, its gradient is also the gradient of mu, and the kernel computes one result.
-        is_one_column = template.device != HOST and template.columns == 1 and not self.plan.is_empty
+        is_one_column = template.device != HOST and template.columns == 1 and not (self.plan.is_empty or self.has_array)
         self.order = 1 if is_one_column else 2
         # The plan for the signature of the latest gradient. Its compiled function returns None for other signatures.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = lambda *arguments: None
         inputs = inspect_inputs(TORCH, call)
-        self.dims, lengths = inputs.dims, matrix_shape(inputs, call.layout)
+        self.dims, self.is_batch, lengths = inputs.dims, inputs.batch is not None, matrix_shape(inputs, call.layout)
         self.lengths = None if inputs.shape == lengths else lengths
         self.axis = -2 if call.layout == "nd" else -1
         # Whether the gradients of mu and sigma have the shape and type of the kernel's sums.
         self.real = real = dtype_of(kind.computing)
-        self.has_plain_gradients = all(
+        self.has_plain_gradients = not self.has_array and all(
             isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is real
             for x in (call.mu, call.sigma)
         )
@@ -136,12 +138,17 @@ class _RecordedSample:
         return (_apply(mu, sigma, (self, seed, generator, window)),)
 
     def like(self, name: str, gradient: Any) -> Any:
-        """Convert `gradient` from shape (d,) to the shape and type of the argument `name`."""
+        """Convert `gradient` from shape (d,) or (B, d) to the shape and type of the argument `name`."""
         shape, element = self.kinds[name]
+        lead = shape[:1] if self.is_batch and len(shape) > 1 else ()
+        if self.is_batch:  # Round before the sum over dimensions, as the operator does.
+            gradient = (gradient if lead else gradient.sum(0)).to(element)
         if shape != gradient.shape:
-            # Shape (d, 1) stands for (d,).
-            same = shape.numel() == gradient.numel()
-            gradient = gradient.reshape(shape) if same else gradient.reshape(self.dims).sum_to_size(shape)
+            if shape.numel() != gradient.numel():  # Shape (d, 1) stands for (d,).
+                dims = lead + self.dims
+                aligned = lead + (1,) * (len(dims) - len(shape)) + shape[len(lead) :]
+                gradient = gradient.reshape(dims).sum_to_size(aligned)
+            gradient = gradient.reshape(shape)
         return gradient if gradient.dtype is element else gradient.to(element)
 
 
@@ -152,7 +159,10 @@ class _SampleFunction(torch.autograd.Function):
     def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, tuple[int, ...]]) -> Any:
         recorded, seed, generator, window = arguments
         drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, *window)
-        ctx.drawn, ctx.noise = (recorded, drawn[1:4], window), drawn[4:]
+        words = drawn[1:4]
+        if recorded.has_array:  # The caller may change it before the backward pass.
+            words = seed.clone() if isinstance(seed, torch.Tensor) else copy.copy(seed)
+        ctx.drawn, ctx.noise = (recorded, words, window), drawn[4:]
         return drawn[0]
 
     @staticmethod
@@ -169,7 +179,7 @@ class _SampleFunction(torch.autograd.Function):
             _is_grad_enabled() or type(grad) is not _TENSOR or is_transforming() or _is_legacy_batch(grad)
             or grad.is_neg()
         ):  # fmt: skip
-            gradients = _by_operator(recorded.call, grad, words, *window)
+            gradients = _by_operator(recorded, grad, words, *window)
         elif ctx.noise and not is_forked():
             gradients = grad.reshape(-1), (grad * ctx.noise[0].reshape(grad.shape)).reshape(-1)
         else:
@@ -194,23 +204,26 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_legacy_batch, _TENSOR = torch._C._functorch.is_legacy_batchedtensor, torch.Tensor
 
 
-def _by_operator(call: Call, grad: Any, words: tuple[int, int, Any], dim_offset: int, sample_offset: int) -> Any:
+def _by_operator(recorded: _RecordedSample, grad: Any, words: Any, dim_offset: int, sample_offset: int) -> Any:
+    keys, call = None, recorded.call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
+    if recorded.has_array:
+        keys, words = keys_of(words, grad.device)[0], (0, 0, None)
+        grad = grad if recorded.is_batch else grad[None]
     seed, offset, offset_array = words
-    call = call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
     return torch.ops.multisample.sample_backward(
-        grad, offset_array, seed=as_int64(seed), offset=as_int64(offset), transposed=call.layout == "nd",
+        grad, offset_array, keys, seed=as_int64(seed), offset=as_int64(offset), transposed=call.layout == "nd",
         **options_of(call),
     )  # fmt: skip
 
 
-def _gradients(recorded: _RecordedSample, grad: Any, words: tuple[int, int, Any], *window: int) -> Any:
-    """The gradients of `mu` and `sigma`, shape (d,), in the computing type; only that of `sigma` with ``order=1``."""
+def _gradients(recorded: _RecordedSample, grad: Any, words: Any, *window: int) -> Any:
+    """The gradients of `mu` and `sigma`, or with ``order=1`` of `sigma`: (d,) or (B, d), in the computing type."""
     if grad._is_zerotensor():
-        return _by_operator(recorded.call, grad, words, *window)
-    call = recorded.call
+        return _by_operator(recorded, grad, words, *window)
+    call = recorded.call._replace(seed=words if recorded.has_array else None)
     key = (
         "gradient", grad.dtype, grad.shape, grad.stride(), grad.device, call.layout, call.noise, call.antithetic,
-        call.fast_math,
+        call.fast_math, signature_of(words) if recorded.has_array else None,
     )  # fmt: skip
     plan: Plan | None = PLANS.get(key)
     if plan is None:
@@ -220,23 +233,7 @@ def _gradients(recorded: _RecordedSample, grad: Any, words: tuple[int, int, Any]
     gradients = plan.run(None, None, None, grad, words, None, *window)[0]
     if plan.is_empty:  # A sum of no elements is 0.
         return tuple(x.zero_() for x in gradients)
-    if plan is not recorded.gradient_plan:
+    if plan is not recorded.gradient_plan and not recorded.has_array:
         run = _compiled_run(plan, call._replace(operation=Operation.gradient, grad=grad), None)
         recorded.gradients, recorded.gradient_plan = run or recorded.gradients, plan
     return gradients
-
-
-class _RecordedBatch:
-    """Batches whose gradients are recorded: the operator records them."""
-
-    def __init__(self, call: Call, backend: Backend) -> None:
-        make_plan(call, backend, TORCH)  # Checks the arguments.
-        self.call = call._replace(mu=None, sigma=None, seed=None)
-
-    @with_default_floats
-    def run(self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, *window: int) -> Any:
-        dim_offset, sample_offset = window
-        if isinstance(seed, torch.Tensor) and seed.is_cpu:  # Negative seeds raise on the host.
-            seed = TORCH.host_array(seed)
-        call = self.call._replace(mu=mu, sigma=sigma, seed=seed, dim_offset=dim_offset, sample_offset=sample_offset)
-        return (draw_by_operator(call),)
