@@ -33,7 +33,7 @@ def one_by_one(mu: torch.Tensor, sigma: torch.Tensor, **options: Any) -> torch.T
 
 
 FORMS = {
-    "list": lambda device: SEEDS,
+    "list": lambda device: list(SEEDS),
     "tensor": lambda device: seed_tensor(device, torch.uint64),
     "seeds and offsets": lambda device: torch.from_numpy(np.array([[x, 0] for x in SEEDS], np.uint64)).to(device),
 }
@@ -43,8 +43,6 @@ FORMS = {
     ("form", "compiled"), [*((form, False) for form in FORMS), ("list", True), ("seeds and offsets", True)]
 )
 def test_gradients_are_sums_over_the_batch(torch_device: str, form: str, compiled: bool) -> None:
-    seeds = FORMS[form](torch_device)
-
     def draw(mu: Any, sigma: Any) -> Any:
         return sample(mu, sigma, N, seed=seeds, antithetic=True, layout="nd")
 
@@ -52,25 +50,33 @@ def test_gradients_are_sums_over_the_batch(torch_device: str, form: str, compile
     function = torch.compile(draw, backend="aot_eager", fullgraph=True) if compiled else draw
     mu, sigma = vectors(torch_device, torch.float64)
     for own in [(mu[1], sigma)] if compiled else [(mu, sigma), (mu, sigma[0]), (mu[1], sigma)]:
+        seeds = FORMS[form](torch_device)
         leaves = [x.clone().requires_grad_() for x in own]
         x = function(*leaves)
         expected = one_by_one(*leaves, antithetic=True, layout="nd")
         assert torch.equal(x, expected)
         weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
-        got = torch.autograd.grad((x * weights).sum(), leaves)
+        if not compiled:  # Gradients do not depend on later changes of the seeds.
+            seeds[0] = seeds[1]
+        got = torch.autograd.grad((x * weights).sum(), leaves, retain_graph=True)
         assert all(map(torch.allclose, got, torch.autograd.grad((expected * weights).sum(), leaves)))
+        if not compiled:  # The operator has the same bits.
+            again = torch.autograd.grad((x * weights).sum(), leaves, create_graph=True)
+            assert all(map(torch.equal, got, again))
 
 
 def test_derivatives_of_any_order(torch_device: str) -> None:
     mu, sigma = vectors(torch_device, torch.float64)
-    leaves = mu.requires_grad_(), sigma[0].clone().requires_grad_()
     seeds = seed_tensor(torch_device, torch.uint64)
 
     def draw(mu: Any, sigma: Any) -> Any:
         return sample(mu, sigma, 3, seed=seeds)
 
-    assert torch.autograd.gradcheck(draw, leaves, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(draw, leaves)
+    wide = mu.reshape(4, 2, 3)
+    for own in ((mu, sigma[0]), (mu[0, 0], sigma), (wide, sigma[:, :3]), (sigma[0, :3], wide)):
+        leaves = [x.clone().requires_grad_() for x in own]
+        assert torch.autograd.gradcheck(draw, leaves, check_forward_ad=True, check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(draw, leaves)
 
 
 def test_moments_record_gradients_of_a_batch(torch_device: str) -> None:
