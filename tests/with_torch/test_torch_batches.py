@@ -1,5 +1,6 @@
 """Vectors of seeds and moments with PyTorch: gradients, torch.func, torch.compile and operators."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -67,11 +68,7 @@ def test_gradients_are_sums_over_the_batch(torch_device: str, form: str, compile
 
 def test_derivatives_of_any_order(torch_device: str) -> None:
     mu, sigma = vectors(torch_device, torch.float64)
-    seeds = seed_tensor(torch_device, torch.uint64)
-
-    def draw(mu: Any, sigma: Any) -> Any:
-        return sample(mu, sigma, 3, seed=seeds)
-
+    draw = functools.partial(sample, n=3, seed=seed_tensor(torch_device, torch.uint64))
     wide = mu.reshape(4, 2, 3)
     for own in ((mu, sigma[0]), (mu[0, 0], sigma), (wide, sigma[:, :3]), (sigma[0, :3], wide)):
         leaves = [x.clone().requires_grad_() for x in own]
@@ -167,6 +164,7 @@ def test_a_compiled_batch_is_written_to_out(torch_device: str) -> None:
 
 
 def test_the_operators_pass_the_tests_of_torch_library(torch_device: str) -> None:
+    multisample.torch.load_operators()
     mu, sigma = (x.requires_grad_() for x in vectors(torch_device))
     keys = torch.stack([seed_tensor(torch_device)] * 2, 1)
     torch.library.opcheck(torch.ops.multisample.sample.default, (mu, sigma, N, None, keys), {"seed": 0})
