@@ -379,6 +379,25 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   return g;
 }
 
+// run(turns, usual) for the version of a plain kernel that draws a geometry; run(0, false) for other kernels.
+template <class Out, bool antithetic, StoreKind store_kind, class Run>
+auto with_version(const Geometry& g, const Run& run) {
+  constexpr bool in_pieces = store_kind == kPlainTransposed;
+  constexpr u32 some = in_pieces ? 2 : sizeof(Out) < 8 && !antithetic ? kOneRowTurns : kPlainTurns;
+  const auto run_turns = [&](auto usual) {
+    if (g.turns == 1) return run(Constant<1u>{}, usual);
+    if constexpr (usual) {
+      if (g.turns == some) return run(Constant<some>{}, usual);
+    }
+    return run(Constant<in_pieces ? kManyTurns : kPlainTurns>{}, usual);
+  };
+  if constexpr (in_pieces || store_kind == kPlain) {
+    return with_constants(run_turns, g.usual != 0);
+  } else {
+    return run(Constant<0u>{}, Constant<false>{});
+  }
+}
+
 // A thread computes the row's part of the words once for all its turns, so many turns are good: measured on an H200.
 // But only whole blocks have vectorised stores, so a block is no longer than a row.
 inline Geometry few_rows_geometry(const Launch& call, Geometry g, u64 groups) {

@@ -21,14 +21,9 @@ MULTISAMPLE_FUNCTION void draw(const Call& call, const Geometry& geometry) {
   } else if constexpr (store_kind == kTransposedStaged) {
     draw_transposed_staged<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kPlain) {
-    constexpr u32 many = sizeof(Out) < 8 && !antithetic ? kOneRowTurns : kPlainTurns;
-    draw_version<turns, usual, kPlainTurns, kPlainTurns, many>(geometry, [&](auto number, auto is_usual) {
-      draw_plain_rows<Out, shared_noise, antithetic, fast, number, is_usual>(call, geometry);
-    });
+    draw_plain_rows<Out, shared_noise, antithetic, fast, turns, usual>(call, geometry);
   } else if constexpr (store_kind == kPlainTransposed) {
-    draw_version<turns, usual, kManyTurns, 2, kManyTurns>(geometry, [&](auto number, auto is_usual) {
-      draw_plain_pieces<Out, shared_noise, antithetic, fast, number, is_usual>(call, geometry);
-    });
+    draw_plain_pieces<Out, shared_noise, antithetic, fast, turns, usual>(call, geometry);
   } else if constexpr (store_kind == kFewRows) {
     draw_few_rows<Out, shared_noise, antithetic, fast>(call, geometry);
   } else if constexpr (store_kind == kFewColumns) {
@@ -58,6 +53,11 @@ constexpr int kBlocksAtOnce =
     : store_kind == kFewColumns && !shared_noise && !antithetic && sizeof(Out) <= 4 ? (sizeof(Out) == 4 ? 8 : 7)
     : store_kind == kFewColumns && sizeof(Out) == 2                                 ? 0
     : store_kind == kFewColumns             ? (antithetic || sizeof(Out) == 8 ? 5 : 0)
+    : store_kind == kPlainTransposed        ? 16
+    : store_kind == kPlain                  ? blocks_with_room(sizeof(Out) == 8 ? 6
+                                                               : antithetic     ? 8
+                                                                                : 12,
+                                                               kPlainThreads)
     : store_kind >= kSmallMatrices          ? 0
     : antithetic || sizeof(Out) == 8        ? 3
     : store_kind == kShifted                ? (shared_noise ? 3 : 4)

@@ -132,22 +132,4 @@ MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geomet
   }
 }
 
-// Calls draw(turns, usual) with the version of a plain kernel. Where `turns` is 0, the kernel reads the version from
-// the geometry: one turn; or in usual calls `some` or `many` turns, and in other calls `general` turns. Otherwise the
-// version is known to the compiler.
-template <u32 turns, bool usual, u32 general, u32 some, u32 many, class Draw>
-MULTISAMPLE_FUNCTION void draw_version(const Geometry& geometry, const Draw& draw) {
-  if constexpr (turns != 0) {
-    draw(Constant<turns>{}, Constant<usual>{});
-  } else if (!geometry.usual) {
-    geometry.turns == 1 ? draw(Constant<1u>{}, Constant<false>{}) : draw(Constant<general>{}, Constant<false>{});
-  } else if (geometry.turns == 1) {
-    draw(Constant<1u>{}, Constant<true>{});
-  } else if (geometry.turns == some) {
-    draw(Constant<some>{}, Constant<true>{});
-  } else if constexpr (many != some) {
-    draw(Constant<many>{}, Constant<true>{});
-  }
-}
-
 }  // namespace multisample

@@ -25,17 +25,23 @@ cudaError_t launch_sample(const Launch& call) {
     if (g.store_kind != kAligned || !same_alignment) g = geometry_of(call, true);
     return run_general();
   }
-  const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
+  const auto run = [&](auto kind) {
+    return with_version<Out, antithetic, kind>(g, [&](auto turns, auto usual) {
+      constexpr bool of_batch = kind == kSmallMatrices;
+      const auto kernel = sample_kernel<Out, shared_noise, antithetic, fast, kind, of_batch, of_batch, turns, usual>;
+      return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g);
+    });
+  };
   switch (g.store_kind) {
-    case kAligned: return run(sample_kernel<Out, shared_noise, antithetic, fast, kAligned>);
-    case kShifted: return run(sample_kernel<Out, shared_noise, antithetic, fast, kShifted>);
-    case kStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kStaged>);
-    case kTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposed>);
-    case kTransposedStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposedStaged>);
-    case kFewColumns: return run(sample_kernel<Out, shared_noise, antithetic, fast, kFewColumns>);
-    case kSmallMatrices: return run(sample_kernel<Out, shared_noise, antithetic, fast, kSmallMatrices, true>);
-    case kPlain: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlain>);
-    case kPlainTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kPlainTransposed>);
+    case kAligned: return run(Constant<kAligned>{});
+    case kShifted: return run(Constant<kShifted>{});
+    case kStaged: return run(Constant<kStaged>{});
+    case kTransposed: return run(Constant<kTransposed>{});
+    case kTransposedStaged: return run(Constant<kTransposedStaged>{});
+    case kFewColumns: return run(Constant<kFewColumns>{});
+    case kSmallMatrices: return run(Constant<kSmallMatrices>{});
+    case kPlain: return run(Constant<kPlain>{});
+    case kPlainTransposed: return run(Constant<kPlainTransposed>{});
     default: return run_general();
   }
 }

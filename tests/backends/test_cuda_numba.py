@@ -16,7 +16,7 @@ import pytest
 from cuda_memory import CYCLES, SECONDS, Array, Exported, ToArray, known_sums, memory_of, on_cpu, vectors
 from processes import run_python
 from skip_rules import device_count, require, require_device
-from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
+from tables import DTYPES, NOISES, STORE_KINDS, versions_of
 
 import multisample
 from multisample.backends.kernels.cuda.geometry import StoreKind
@@ -104,11 +104,8 @@ def test_plain_kernels_spill_no_registers_and_fit_their_launch_bounds(numba: Any
             continue
         # Rows with pairs or with shared noise have one turn in the wide types.
         kind, one_turn = STORE_KINDS[store_kind], antithetic or (shared and dtype == "float64")
-        versions = [
-            (turns, usual)
-            for turns, usual in PLAIN_VERSIONS[kind]
-            if kind == "plain_transposed" or turns == 1 or not (one_turn or (turns == 8 and dtype == "float64"))
-        ]
+        has_turns = kind == "plain_transposed" or not one_turn
+        versions = [x for x in versions_of(kind, dtype, antithetic) if x[0] == 1 or has_turns]
         version = versions[(number // 2 + len(dtype)) % len(versions)]
         key = KernelKey(dtype, shared, antithetic, fast_math, store_kind, False, False, device.id, *version)
         function = kernel_of(key, device.compute_capability)

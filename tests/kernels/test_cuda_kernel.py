@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from kernel_cases import POISON, TABLES, Case, Values
 from launches import WORDS, a_launch, head_of, with_words_in_memory
-from tables import DTYPES, NOISES, PLAIN_VERSIONS, STORE_KINDS
+from tables import DTYPES, NOISES, STORE_KINDS, versions_of
 
 from multisample.backends import driver as driver_module
 from multisample.backends.driver import CONFIGURATION_SIZE
@@ -62,9 +62,9 @@ SOME = [
 KEYS = SOME + [
     key_of(kind, dtype, noise, antithetic, version=version)
     for kind in PLAIN
-    for number, version in enumerate(PLAIN_VERSIONS[kind])
     for k, (dtype, noise, antithetic) in enumerate(itertools.product(DTYPES, NOISES, (False, True)))
-    if (k.bit_count() + number) % 2 == 0 and (version[0] != ONE_ROW_TURNS or (dtype != "float64" and not antithetic))
+    for number, version in enumerate(versions_of(kind, dtype, antithetic))
+    if (k.bit_count() + number) % 2 == 0
 ]
 
 

@@ -34,7 +34,7 @@ from cuda_cpp import (
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, large_calls, words_in_memory
 from launches import WORDS, Vector, a_launch, stored_words, word_fields
 from ptx_reader import opcodes_of, unexpected_operations
-from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but
+from tables import COVERING, DTYPES, GRADIENTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant, slow_but, versions_of
 
 import multisample
 from multisample.backends import nvrtc
@@ -291,7 +291,8 @@ def test_the_runner_detects_outputs_and_vectors_that_are_too_short(runner: Calla
 
 
 def sample_kernel(variant: Variant) -> str:
-    return KernelKey(*variant, False, False, 0).name
+    dtype, _, antithetic, _, number = variant
+    return KernelKey(*variant, False, False, 0, *versions_of(STORE_KINDS[number], dtype, antithetic)[-1]).name
 
 
 def perturb_kernels() -> list[str]:
@@ -317,7 +318,7 @@ def moments_kernels() -> list[str]:
 
 def gradient_kernels() -> list[str]:
     names = ["multisample::add_segments_kernel<float>"]
-    for dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory in GRADIENT_VARIANTS:
+    for dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory in GRADIENTS:
         element = ELEMENTS[dtype] if dtype in ("float32", "float64") else f"multisample::{dtype}"
         arguments = shared, antithetic, fast, rows, only_at_once, origin_in_memory
         names.append(f"multisample::gradient_kernel<{', '.join([element, *(str(x).lower() for x in arguments)])}>")
@@ -444,10 +445,11 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
     own = [name for name in kernels if not re.search("add_segments|finish_moments", name)]
     assert len(own) == len(set(own))
     gradients = sum("gradient_kernel" in name for name in kernels)
-    assert gradients == len(GRADIENT_VARIANTS) == 80
+    assert gradients == len(GRADIENTS) == 80
     # Kernels with aligned stores have a second variant, which reads the seed and the window from memory.
     aligned = [variant for variant in VARIANTS if STORE_KINDS[variant[-1]] == "aligned"]
-    assert sum("sample_kernel" in name for name in kernels) == len(VARIANTS) + len(aligned)
+    versions = [versions_of(STORE_KINDS[kind], dtype, antithetic) for dtype, _, antithetic, _, kind in VARIANTS]
+    assert sum("sample_kernel" in name for name in kernels) == sum(map(len, versions)) + len(aligned)
 
 
 def test_launches_report_only_their_own_errors() -> None:

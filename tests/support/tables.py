@@ -34,6 +34,13 @@ PLAIN_VERSIONS = {
     "plain_transposed": ((1, False), (3, False), (1, True), (2, True), (3, True)),
 }
 """`Geometry.version` of plain kernels."""
+
+
+def versions_of(kind: str, dtype: str, antithetic: bool) -> list[tuple[int, bool]]:
+    """The versions of a kernel: one for a kernel that is not plain."""
+    return [x for x in PLAIN_VERSIONS.get(kind, ((0, False),)) if x[0] != 8 or (dtype != "float64" and not antithetic)]
+
+
 _EVERY = itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORE_KINDS)))
 VARIANTS: list[Variant] = [variant for variant in _EVERY if not (variant[3] and variant[0] == "float64")]
 """All variants of the CUDA kernel."""
@@ -64,7 +71,7 @@ COVERING = _covering()
 GradientVariant = tuple[str, bool, bool, bool, int, bool, bool]
 """Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether vectorised loads
 (`kAtOnce`) read every whole group, and whether the kernel reads the seed and the window from memory."""
-GRADIENT_VARIANTS: list[GradientVariant] = [
+GRADIENTS: list[GradientVariant] = [
     (dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory)
     for dtype, shared, antithetic, fast in itertools.product(DTYPES, (False, True), (False, True), (False, True))
     for rows, only_at_once, origin_in_memory in (

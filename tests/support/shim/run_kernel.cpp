@@ -84,8 +84,11 @@ void run(const Launch& call, const Geometry& g, bool backwards) {
   const u32 batch = store_kind == kSmallMatrices || call.batch == 0 ? 1 : call.batch;
   // The plain kernels take all words by value.
   constexpr bool in_memory = kOriginInMemory && store_kind != kPlain && store_kind != kPlainTransposed;
-  fibers::launch(g.blocks, batch, g.threads, backwards,
-                 [&] { sample_kernel<Counted<Element>, kShared, antithetic, false, store_kind, in_memory>(call, g); });
+  with_version<Element, antithetic, store_kind>(g, [&](auto turns, auto usual) {
+    const auto kernel =
+        sample_kernel<Counted<Element>, kShared, antithetic, false, store_kind, in_memory, in_memory, turns, usual>;
+    fibers::launch(g.blocks, batch, g.threads, backwards, [&] { kernel(call, g); });
+  });
 }
 
 template <bool antithetic>
