@@ -3,7 +3,7 @@
 A thread that wants the GIL while the interpreter finalizes never gets it: it hangs, or its exit unwinds C++ code and
 aborts the process. So compiled code counts the threads that are inside. At exit, the interpreter closes the entry and
 waits for them. If an exception hits a ctypes callback before its first line, the callback returns garbage. So the
-callback reports through memory: it sets `_FINISHED` to 1 and writes XLA's error.
+callback reports through memory: it replaces `_UNFINISHED` with XLA's error, or with 0.
 """
 
 import atexit
@@ -27,8 +27,7 @@ _SOURCES = python_sources("_routes", "jax")
 # The entry: the number of threads inside, and the thread that closed it or 0.
 _ENTERED, _CLOSER = 0, 1
 _entry = np.zeros(2, np.int64)
-# The report of a callback: whether it has finished, and XLA's error or 0.
-_FINISHED, _ERROR = 0, 1
+_UNFINISHED = -1  # No address of an error.
 
 _python = types.ExternalFunction("multisample_xla_python", types.void(*[types.int64] * 4))
 _this_thread = types.ExternalFunction("PyThread_get_thread_ident", types.int64())
@@ -46,13 +45,14 @@ def enter_python(frame, target, launch):
     if closer != 0 and closer != _this_thread():
         _leave(entry)
         return _error(frame, UNAVAILABLE, c_string("multisample: Python is shutting down, and a call needs it"))
-    report = stack_array(2, np.int64)
-    report[_FINISHED] = report[_ERROR] = 0
+    report = stack_array(1, np.int64)
+    report[0] = _UNFINISHED
     _python(frame, target, launch, report.ctypes.data)
     _leave(entry)
-    if load_acquire(report, _FINISHED) == 0:
+    error = load_acquire(report, 0)
+    if error == _UNFINISHED:
         return _error(frame, INTERNAL, c_string("multisample: an exception, which Python printed, ended a call"))
-    return report[_ERROR]
+    return error
 
 
 @inline
@@ -77,8 +77,7 @@ targets: dict[int, Callable[[int, int], int]] = {}
 
 
 def _call(frame: int, target: int, launch: int, report: int) -> None:
-    error = targets[target](frame, launch)
-    (ctypes.c_int64 * 2).from_address(report)[:] = [1, error]
+    ctypes.c_int64.from_address(report).value = targets[target](frame, launch)
 
 
 _callback = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(_call)
