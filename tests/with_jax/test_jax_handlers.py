@@ -157,7 +157,8 @@ def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame, fun
     python_entry.targets[number] = functools.partial(xla_ffi.handle, target=target)
     if xla.state is None:
         device = HOST if platform == "cpu" else 0
-        xla.state = handlers._state(decoded(frame_string(frame), operation), device)._replace(run=function).allocated()
+        _, template = handlers._state(decoded(frame_string(frame), operation), device)
+        xla.state = native.new_state(function, template)
     assert run(CALL(native.handlers(operation, platform, number)["execute"]), frame) == 0, xla.errors
 
 

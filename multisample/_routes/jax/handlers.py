@@ -139,8 +139,8 @@ def scratch_size(static: Static) -> int:
     return 1 if size is None else max(1, size(0), size(7))
 
 
-def _state(static: Static, device: int) -> native.State:
-    """The state of calls with this static part: everything that can be resolved before XLA calls."""
+def _state(static: Static, device: int) -> tuple[int, bytes]:
+    """The state of calls with this static part, for `native.new_state`: all that is known before XLA calls."""
     c_function = getattr(registry.find(static.backend), "c_function", None)
     launch, template = _launch(static._replace(d=1, n=1), device, len(static.batch)), b""
     if static.operation == Operation.perturb:
@@ -152,18 +152,18 @@ def _state(static: Static, device: int) -> native.State:
     # Lengths may be unknown. Kernels for the CPU depend on the direction in which elements are adjacent.
     like = launch._replace(rows=1 if static.d == 1 else 2, row_stride=size if has_adjacent_rows else 2 * size)
     run = 0 if c_function is None else c_function(like)
-    return native.State(run, static.layout == "nd", size, pack(launch) + template)
+    return run, pack(launch._replace(column_stride=size * (static.layout == "dn"))) + template
 
 
 def can_take_gradients(static: Static, platform: str) -> bool:
     """Whether the backend sums gradients, by one of its `operations` or by a C function."""
     operations = registry.find(static.backend).operations
-    return Operation.gradient in operations or bool(_state(static, HOST if platform == "cpu" else 0).run)
+    return Operation.gradient in operations or bool(_state(static, HOST if platform == "cpu" else 0)[0])
 
 
 def prepare_on_host(static: Static) -> None:
     """Compile what a call in host memory needs, so that its errors come before the program runs."""
-    if not _state(static, HOST).run:
+    if not _state(static, HOST)[0]:
         backend = registry.find(static.backend)
         generic.check_operation(backend, static.operation)
         backend.prepare("cpu")
@@ -177,7 +177,7 @@ def _target(operation: Operation, platform: str, of_blocks: bool = False) -> xla
         if launch_at:
             _run(static, unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)), frame)
         else:
-            frame.set_state(type_id, _state(static, 0 if on_device else HOST).allocated())
+            frame.set_state(type_id, native.new_state(*_state(static, 0 if on_device else HOST)))
 
     records = on_device and not of_blocks
     return xla_ffi.Target(call, type_id, f"multisample_{platform}", native.deleter(platform), records)

@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import llvmlite.binding
 import numpy as np
@@ -35,9 +35,8 @@ _process = np.zeros(_PROCESS, np.int64)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_process))  # XLA may call when the module's variables are gone.
 llvmlite.binding.add_symbol("multisample_xla_process", _process.ctypes.data)
 
-# Words of a state: the first three fields of `State`, the address of the newest record or 0, then `State.launch`. The
-# last is the `Launch`; for perturb, each `Span` follows with the index of its parameter.
-_RUN, _DOWN, _SIZE, _RECORDS, _TEMPLATE = range(5)
+# Words of a state: see `new_state`. `_RECORDS` is the address of the newest record, or 0.
+_RUN, _RECORDS, _TEMPLATE = range(3)
 # Words of a sample's record. _NEXT is an address, _PATCHES a count, _LAUNCH_SIZE in bytes. Patches and launch follow at
 # _HEAD. A patch is three words: the index of an address in the launch, the source of the address, and an addend in
 # bytes. For records of perturb, see `begins`.
@@ -142,7 +141,7 @@ def _fill_perturb(frame, state, launch, on_device):
         span[_TARGET] += _data(results, parameter)
         if not on_device and span[_TARGET] != span[_SOURCE]:
             others = max(half(launch, HALF.batch), 1) - 1
-            length = span[_ROWS] * span[_WIDTH] * word_at(state + 8 * _SIZE) + others * span[_TARGET_STEP]
+            length = span[_ROWS] * span[_WIDTH] * launch[WORD.matrix_step] + others * span[_TARGET_STEP]
             _use_huge_pages(span[_TARGET], length)
         if begins != 0:
             span[_FIRST] += word_at(begins + 8 * parameter)
@@ -180,16 +179,17 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             launch[WORD.columns] = word_at(word_at(_buffer(operands, 0) + xla_ffi.BUFFER_DIMS))
             launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + xla_ffi.BUFFER_DIMS))
             return
-        shape, size = word_at(_buffer(frame + matrix_list, 0) + xla_ffi.BUFFER_DIMS), word_at(state + 8 * _SIZE)
+        # The template's matrix has one element, and with layout "nd" its columns have no stride.
+        shape, size = word_at(_buffer(frame + matrix_list, 0) + xla_ffi.BUFFER_DIMS), launch[WORD.matrix_step]
         set_half(launch, HALF.batch, word_at(shape))
-        if word_at(state + 8 * _DOWN) != 0:
+        if launch[WORD.column_stride] == 0:
             columns, rows = word_at(shape + 8), word_at(shape + 16)
             launch[WORD.row_stride], launch[WORD.column_stride] = size, size * rows
         else:
             rows, columns = word_at(shape + 8), word_at(shape + 16)
             launch[WORD.row_stride], launch[WORD.column_stride] = size * columns, size
         launch[WORD.rows], launch[WORD.columns] = rows, columns
-        # The template's steps are those of a 1 x 1 matrix, so multiply them.
+        # The template's steps are for one row, so multiply them.
         launch[WORD.mu_step], launch[WORD.sigma_step] = rows * launch[WORD.mu_step], rows * launch[WORD.sigma_step]
         launch[WORD.result_step], launch[WORD.matrix_step] = rows * launch[WORD.result_step], rows * columns * size
         if is_sample and not on_device:
@@ -385,21 +385,13 @@ def type_id(platform: str) -> int:
     return address
 
 
-class State(NamedTuple):
-    """The static data that all runs of one custom-call instruction share."""
+def new_state(run: int, template: bytes) -> int:
+    """The address of a state, which all runs of one custom-call instruction share, and which `deleter` frees.
 
-    run: int = 0
-    """The address of a C function ``int run(const Launch*)``; 0 for Python."""
-    down: bool = False
-    """Whether the layout is "nd": neighbours along the dimensions are adjacent in memory."""
-    size: int = 0
-    """Bytes of an element."""
-    launch: bytes = b""
-    """The packed `Launch`, without addresses and lengths, and the spans of perturb."""
-
-    def allocated(self) -> int:
-        """The address of a copy, which `deleter` frees."""
-        return _allocated([self.run, self.down, self.size, 0], self.launch)
+    `run` is the address of a C function ``int run(const Launch*)``, or 0 for Python. `template` is the packed `Launch`,
+    without addresses and lengths; for perturb, each `Span` follows with the index of its parameter.
+    """
+    return _allocated([run, 0], template)
 
 
 _allocate = ctypes.pythonapi.PyMem_RawMalloc
