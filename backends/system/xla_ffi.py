@@ -100,7 +100,7 @@ class Frame:
         """Let XLA number the type of states, once in a process."""
         if _pointer_at(target.type_id).value:
             return
-        name = ctypes.create_string_buffer(target.type_name.encode())
+        name = ctypes.create_string_buffer(f"multisample_{target.platform}".encode())
         information = _request(24, target.deleter)
         request = _request(48, ctypes.addressof(name), len(name.value), target.type_id, ctypes.addressof(information))
         self._call(_TYPE_REGISTER, request)
@@ -135,9 +135,10 @@ class Target(NamedTuple):
 
     call: Callable[[Frame, int], None]
     """``call(frame, launch)`` executes the `Launch` at an address. For address 0, it makes an executable's state."""
+    platform: str
+    """XLA's name of the platform. The states of its targets have one type."""
     type_id: int
     """The address of the type id of the state; the id is 0 until XLA assigns it."""
-    type_name: str
     deleter: int
     """The address of the C function that frees a state."""
     records: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import struct
 import sys
@@ -22,7 +21,7 @@ from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, _at, _sample_steps
 from multisample.backends.kernels.cuda.keys import KernelKey
-from multisample.backends.launch import HEAD, HOST, PACKED_LAUNCH, UNIT_FACTOR, Launch, Operation, pack
+from multisample.backends.launch import HEAD, PACKED_LAUNCH, UNIT_FACTOR, Launch, Operation, pack
 from multisample.backends.system import cuda_driver, xla_ffi
 
 P = ctypes.c_void_p
@@ -146,20 +145,18 @@ def run(handler: Callable[[int], int | None], frame: CallFrame) -> int:
 def in_python(execute: Callable[[xla_ffi.Frame], None]) -> Callable[[int], int]:
     """A handler that takes the address of a frame, as `enter_python` calls it."""
     type_id = INT64()
-    at = ctypes.addressof(type_id)
-    target = xla_ffi.Target(lambda frame, launch: execute(frame), at, "of_test", 1, False)
+    target = xla_ffi.Target(lambda frame, launch: execute(frame), "test", ctypes.addressof(type_id), 1, False)
     return lambda address, held=type_id: xla_ffi.handle(address, 0, target)
 
 
-def execute(operation: Operation, platform: str, xla: Xla, frame: CallFrame, function: int = 0) -> None:
+def execute_on_device(operation: Operation, xla: Xla, frame: CallFrame, function: int = 0) -> None:
     """Run the handler of `operation`. Python runs the backend, unless there is a C function, at address `function`."""
-    number, target = native.number(operation, platform), handlers._target(operation, platform)
-    python_entry.targets[number] = functools.partial(xla_ffi.handle, target=target)
+    number = native.number(operation, on_device=True)
+    python_entry.targets[number] = handlers._target(operation, on_device=True)
     if xla.state is None:
-        device = HOST if platform == "cpu" else 0
-        _, template = handlers._state(decoded(frame_string(frame), operation), device)
+        _, template = handlers._state(decoded(frame_string(frame), operation), 0)
         xla.state = native.new_state(function, template)
-    assert run(CALL(native.handlers(operation, platform, number)["execute"]), frame) == 0, xla.errors
+    assert run(CALL(native.handler(operation, True, number)), frame) == 0, xla.errors
 
 
 def test_the_layouts_are_those_of_the_header() -> None:
@@ -187,7 +184,7 @@ def test_a_query_for_metadata_is_answered_or_the_version_refused(version: tuple[
     error = run(in_python(calls.append), frame)
     assert (metadata.traits, calls) == (0, [])
     if version in ((0, 3), (0, 9)):
-        assert (error, metadata.state, xla.types) == (0, 77, [b"of_test"])
+        assert (error, metadata.state, xla.types) == (0, 77, [b"multisample_test"])
         assert (metadata.version.major, metadata.version.minor) == version
         return
     ((_, message),) = xla.errors
@@ -285,11 +282,11 @@ def test_parameters_on_a_device_are_one_launch(recording: Recording, monkeypatch
     frame = xla.frame(options.encoded(), [*p, weights, seed[0], offsets[0], *[begins.view(np.uint32)] * of_blocks], x)
     # Python reads `begins` in device memory, even if the backend has a C function.
     function = ctypes.CFUNCTYPE(ctypes.c_int, P)(lambda launch: 0)
-    execute(Operation.perturb, "CUDA", xla, frame, of_blocks * (ctypes.cast(function, P).value or 0))
+    execute_on_device(Operation.perturb, xla, frame, of_blocks * (ctypes.cast(function, P).value or 0))
     launched, recording.launched = recording.launched, []
-    execute(Operation.perturb, "CUDA", xla, frame)
+    execute_on_device(Operation.perturb, xla, frame)
     assert (reads, recording.launched) == ([STREAM] * of_blocks, launched)
-    CALL(native.deleter("CUDA"))(xla.state)
+    CALL(native.deleter(on_device=True))(xla.state)
     recording.launched = []
     rows = (5, 4, 8, 16, 4, 16, 4, 7), (1, 6, 0, 0, 4, 0, 4, 9)
     spans = np.array([
@@ -325,12 +322,10 @@ class Native:
         monkeypatch.setattr(cuda_driver, "driver", lambda: cuda)
         before = native._process.copy()
         monkeypatch.setattr(python_entry, "targets", dict(python_entry.targets))
-        target, number = handlers._target(Operation.sample, "CUDA"), native.number(Operation.sample, "CUDA")
+        target, number = handlers._target(Operation.sample, True), native.number(Operation.sample, True)
         self._call_in_python = target.call
-        self._python = target._replace(call=self._call)
-        python_entry.targets[number] = lambda frame, launch: xla_ffi.handle(frame, launch, self._python)
-        addresses = native.handlers(Operation.sample, "CUDA", number)
-        self._handlers = {stage: CALL(address) for stage, address in addresses.items()}
+        python_entry.targets[number] = target._replace(call=self._call)
+        self._handler = CALL(native.handler(Operation.sample, True, number))
         self._restore = lambda: native._process.__setitem__(slice(None), before)
         native._process[native._TYPES + 1] = 77
 
@@ -357,7 +352,7 @@ class Native:
 
     def instantiate(self, xla: Xla, frame: CallFrame) -> None:
         stage, frame.stage = frame.stage, 0
-        assert run(self._handlers["instantiate"], frame) == 0
+        assert run(self._handler, frame) == 0
         frame.stage = stage
         assert xla.state
 
@@ -370,7 +365,7 @@ class Native:
         return error
 
     def __call__(self, frame: CallFrame) -> int:
-        return run(self._handlers["execute"], frame)
+        return run(self._handler, frame)
 
 
 @pytest.fixture
@@ -426,7 +421,7 @@ def test_calls_seen_before_are_launched_without_python(emulated: Native, recordi
         assert emulated.python(xla, frame) == 0
     assert emulated.launched == [launch[:2] for launch in recording.launched]
     assert emulated.in_python == 2 * len(calls)
-    deleter = CALL(native.deleter("CUDA"))
+    deleter = CALL(native.deleter(on_device=True))
     for xla in states:
         deleter(xla.state)
 
@@ -457,10 +452,7 @@ def test_python_reports_errors_of_a_launch(emulated: Native, recording: Recordin
 def test_an_exception_that_ends_a_callback_is_an_error(emulated: Native, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, a signal handler may raise before the callback's first line."""
 
-    def fail(frame: int, launch: int) -> int:
-        raise KeyboardInterrupt
-
-    python_entry.targets[native.number(Operation.sample, "CUDA")] = fail
+    del python_entry.targets[native.number(Operation.sample, on_device=True)]
     monkeypatch.setattr(sys, "unraisablehook", lambda ignored: None)
     xla = Xla()
     assert emulated(metadata_request(xla)[0]) == 1
@@ -555,7 +547,7 @@ def launch_of(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> Callable
         monkeypatch.setattr(recording, "launch", launches.append)
         monkeypatch.setattr(Recording, "operations", tuple(Operation))
         xla, scratch = Xla(), np.empty(64, np.uint8)
-        execute(operation, "CUDA", xla, xla.frame(options.encoded(), operands, [*results, scratch]))
+        execute_on_device(operation, xla, xla.frame(options.encoded(), operands, [*results, scratch]))
         (launch,) = launches
         assert (launch.scratch, launch.stream, launch.device) == (scratch.ctypes.data, STREAM, DEVICE)
         assert launch.operation == operation

@@ -217,9 +217,10 @@ def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any, operation: 
     entered: list[Any] = []
     with jax.default_device(jax.devices("cpu")[0]):
         expected, other = (jax.tree.map(np.asarray, program(jax.random.key(seed), x)) for seed in (8, 9))
-        target = native.number(operation, "cpu")
-        handle = python_entry.targets[target]
-        monkeypatch.setitem(python_entry.targets, target, lambda *call: (entered.append(call), handle(*call))[1])
+        number = native.number(operation, on_device=False)
+        target = python_entry.targets[number]
+        call = lambda *call: (entered.append(call), target.call(*call))[1]  # noqa: E731
+        monkeypatch.setitem(python_entry.targets, number, target._replace(call=call))
         for seed, results in ((8, expected), (9, other)):
             jax.tree.map(np.testing.assert_array_equal, program(jax.random.key(seed), x), results)
     assert entered == []

@@ -95,7 +95,7 @@ def _moved_spans(static: Static, launch: Launch, frame: xla_ffi.Frame) -> bytes:
     """The packed spans of a call on a device with `begins`."""
     (_, owners), size = _spans(frame.string()), 8 * len(static.parameters)
     read = functools.partial(cuda_driver.read, launch.first, size, launch.stream, launch.device)
-    begins = native.begins(frame.state(native.type_id("CUDA")), launch.device, size, read)
+    begins = native.begins(frame.state(native.type_id(on_device=True)), launch.device, size, read)
     spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
     table: HostArray = np.frombuffer(spans, np.int64).reshape(launch.spans, -1).copy()
     table[:, Span._fields.index("first")] += np.frombuffer(begins, np.int64)[owners]
@@ -115,7 +115,7 @@ def _run(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
     with cuda_driver.relaxed_capture() if on_device else contextlib.nullcontext():
         backend.launch(launch)
     if on_device and launch.operation == Operation.sample and hasattr(backend, "parameters"):
-        native.add_record(frame.state(native.type_id("CUDA")), launch, backend.parameters(launch))
+        native.add_record(frame.state(native.type_id(on_device)), launch, backend.parameters(launch))
 
 
 def _check_windows(launch: Launch) -> None:
@@ -155,10 +155,10 @@ def _state(static: Static, device: int) -> tuple[int, bytes]:
     return run, pack(launch._replace(column_stride=size * (static.layout == "dn"))) + template
 
 
-def can_take_gradients(static: Static, platform: str) -> bool:
+def can_take_gradients(static: Static, on_device: bool) -> bool:
     """Whether the backend sums gradients, by one of its `operations` or by a C function."""
     operations = registry.find(static.backend).operations
-    return Operation.gradient in operations or bool(_state(static, HOST if platform == "cpu" else 0)[0])
+    return Operation.gradient in operations or bool(_state(static, 0 if on_device else HOST)[0])
 
 
 def prepare_on_host(static: Static) -> None:
@@ -169,8 +169,8 @@ def prepare_on_host(static: Static) -> None:
         backend.prepare("cpu")
 
 
-def _target(operation: Operation, platform: str, of_blocks: bool = False) -> xla_ffi.Target:
-    type_id, on_device = native.type_id(platform), platform == "CUDA"
+def _target(operation: Operation, on_device: bool, of_blocks: bool = False) -> xla_ffi.Target:
+    type_id = native.type_id(on_device)
 
     def call(frame: xla_ffi.Frame, launch_at: int) -> None:
         static = decoded(frame.string(), operation)
@@ -179,35 +179,35 @@ def _target(operation: Operation, platform: str, of_blocks: bool = False) -> xla
         else:
             frame.set_state(type_id, native.new_state(*_state(static, 0 if on_device else HOST)))
 
-    records = on_device and not of_blocks
-    return xla_ffi.Target(call, type_id, f"multisample_{platform}", native.deleter(platform), records)
+    platform, records = "CUDA" if on_device else "cpu", on_device and not of_blocks
+    return xla_ffi.Target(call, platform, type_id, native.deleter(on_device), records)
 
 
-_registered: set[tuple[str, str]] = set()
 _LOCK = threading.Lock()
 
 
 def register_all() -> None:
     """Register every target that can run here."""
-    for platform in native.PLATFORMS if cuda_driver.driver() else native.PLATFORMS[:1]:
-        for operation in TARGETS:
-            register(operation, platform)
-        if platform == "CUDA":
-            register(Operation.perturb, platform, of_blocks=True)
+    for on_device in (False, True) if cuda_driver.driver() else (False,):
+        for operation in Operation:
+            register(operation, on_device)
+        if on_device:
+            register(Operation.perturb, on_device, of_blocks=True)
 
 
-def register(operation: Operation, platform: str, of_blocks: bool = False) -> str:
-    """Register a target with XLA, once in a process, and return its name. Its handlers take a second to compile."""
-    name = BLOCKS if of_blocks else TARGETS[operation]
+def register(operation: Operation, on_device: bool, of_blocks: bool = False) -> str:
+    """Register a target with XLA, once in a process, and return its name. Its handler takes a second to compile."""
     with _LOCK:
-        if (name, platform) not in _registered:
-            target = _target(operation, platform, of_blocks)
-            number = native.number(operation, platform, of_blocks)
-            addresses = native.handlers(operation, platform, number)
-            python_entry.targets[number] = functools.partial(xla_ffi.handle, target=target)
-            # Registration and metadata both declare that XLA may record calls, since a plugin may read only one.
-            traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
-            capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
-            jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)
-            _registered.add((name, platform))
+        return _registered(operation, on_device, of_blocks)
+
+
+@functools.cache
+def _registered(operation: Operation, on_device: bool, of_blocks: bool) -> str:
+    name, number = BLOCKS if of_blocks else TARGETS[operation], native.number(operation, on_device, of_blocks)
+    handler = jax.ffi.pycapsule(native.handler(operation, on_device, number))
+    target = python_entry.targets[number] = _target(operation, on_device, of_blocks)
+    # Registration and metadata both declare that XLA may record calls, since a plugin may read only one.
+    traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if target.records else {}
+    stages = dict.fromkeys(("instantiate", "execute"), handler)
+    jax.ffi.register_ffi_target(name, stages, platform=target.platform, **traits)
     return name

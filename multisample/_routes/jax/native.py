@@ -27,9 +27,7 @@ from multisample.backends.system import cuda_driver, xla_ffi
 
 from .python_entry import digest, enter_python
 
-PLATFORMS = ("cpu", "CUDA")
-
-# Process-wide words that compiled code finds by symbol: XLA's type id of `State` for each platform; CUDA functions.
+# Process-wide words that compiled code finds by symbol: XLA's type ids of states on the host, on CUDA; CUDA functions.
 _TYPES, _LAUNCH, _GET_DEVICE, _EXCHANGE_MODE, _PROCESS = 0, 2, 3, 4, 5
 _process = np.zeros(_PROCESS, np.int64)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_process))  # XLA may call when the module's variables are gone.
@@ -337,20 +335,18 @@ def _delete(state):
 # --- Python's side --------------------------------------------------------------------------------
 
 
-def number(operation: Operation, platform: str, of_blocks: bool = False) -> int:
+def number(operation: Operation, on_device: bool, of_blocks: bool = False) -> int:
     """The number of a target in `python_entry.targets`."""
-    return len(PLATFORMS) * (len(Operation) if of_blocks else operation) + PLATFORMS.index(platform)
+    return 2 * (len(Operation) if of_blocks else operation) + on_device
 
 
-def handlers(operation: Operation, platform: str, target: int) -> dict[str, int]:
-    """The addresses of the compiled handlers of the target with this number, by stage."""
-    on_device = platform == PLATFORMS[1]
+def handler(operation: Operation, on_device: bool, target: int) -> int:
+    """The address of the compiled handler of the target with this number."""
     if on_device and (cuda := cuda_driver.driver()):
         functions = cuda.cuLaunchKernelEx, cuda.cuCtxGetDevice, cuda.cuThreadExchangeStreamCaptureMode
         for place, function in enumerate(functions, _LAUNCH):
             _process[place] = ctypes.cast(function, ctypes.c_void_p).value or 0
-    address = _handler_address(_executing(operation, target, on_device), f"xla-execute_{target}")
-    return dict.fromkeys(("instantiate", "execute"), address)
+    return _handler_address(_executing(operation, target, on_device), f"xla-execute_{target}")
 
 
 def _handler_address(handler: Callable[..., Any], name: str) -> int:
@@ -372,16 +368,16 @@ def _handler_address(handler: Callable[..., Any], name: str) -> int:
     return address
 
 
-def deleter(platform: str) -> int:
+def deleter(on_device: bool) -> int:
     """The address of the C function that frees states. For states on the CPU, `PyMem_RawFree` suffices."""
-    if platform == PLATFORMS[1]:
+    if on_device:
         return c_address(_delete, "xla-delete", digest())
     return ctypes.cast(ctypes.pythonapi.PyMem_RawFree, ctypes.c_void_p).value or 0
 
 
-def type_id(platform: str) -> int:
+def type_id(on_device: bool) -> int:
     """The address where XLA stores its type number of states."""
-    address: int = _process.ctypes.data + 8 * (_TYPES + PLATFORMS.index(platform))
+    address: int = _process.ctypes.data + 8 * (_TYPES + on_device)
     return address
 
 

@@ -43,19 +43,20 @@ def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
                 f" operands into {x.dtype}"
             )
     # Scratch memory of a size that is unknown cannot be a result.
-    needs_size = platform == "cuda" and static.has_scratch and any(map(is_symbol, (static.d, static.n)))
-    if static.operation == Operation.gradient and (needs_size or not handlers.can_take_gradients(static, platform)):
+    on_device = platform == "cuda"
+    needs_size = on_device and static.has_scratch and any(map(is_symbol, (static.d, static.n)))
+    if static.operation == Operation.gradient and (needs_size or not handlers.can_take_gradients(static, on_device)):
         return _sums_of_stored_noise(platform, static, *operands)
     if needs_size:
         raise TypeError(f"mu, sigma: expected lengths that are known while JAX traces on CUDA, got {static.d}")
     results = [jax.ShapeDtypeStruct(static.batch + static.shape(name), static.type_of(name)) for name in static.writes]
     aliases = {k: k for k, x in enumerate(results) if static.in_place and x.shape == operands[k].shape}
-    if platform == "cpu":
+    if not on_device:
         handlers.prepare_on_host(static)
     elif static.has_scratch:
         results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static),), np.uint8))
-    of_blocks = platform == "cuda" and len(operands) > len(static.reads) + 2
-    name = handlers.register(static.operation, "cpu" if platform == "cpu" else "CUDA", of_blocks)
+    of_blocks = on_device and len(operands) > len(static.reads) + 2
+    name = handlers.register(static.operation, on_device, of_blocks)
     target = jax.ffi.ffi_call(name, results, input_output_aliases=aliases)
     return list(target(*operands, options=static.encoded()))[: len(static.writes)]
 

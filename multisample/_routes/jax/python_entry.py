@@ -11,7 +11,6 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import llvmlite.binding
 import numpy as np
@@ -21,7 +20,7 @@ from multisample.backends.kernels.compilation import inline, source_digest
 from multisample.backends.kernels.cpu.addresses import c_string, call_c, numbers_at, symbol, word_at
 from multisample.backends.kernels.cpu.intrinsics import compare_exchange, fetch_add, load_acquire, stack_array
 from multisample.backends.system.sources import python_sources
-from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, INTERNAL, UNAVAILABLE
+from multisample.backends.system.xla_ffi import CALL_API_AT, ERROR_CREATE, INTERNAL, UNAVAILABLE, Target, handle
 
 _SOURCES = python_sources("_routes", "jax")
 # The entry: the number of threads inside, and the thread that closed it or 0.
@@ -72,12 +71,12 @@ def _error(frame, code, message):
 
 # --- Python's side --------------------------------------------------------------------------------
 
-targets: dict[int, Callable[[int, int], int]] = {}
-"""``targets[target](frame, launch)`` handles the frames of the target with this number: see `enter_python`."""
+targets: dict[int, Target] = {}
+"""Targets by number: see `enter_python`."""
 
 
 def _call(frame: int, target: int, launch: int, report: int) -> None:
-    ctypes.c_int64.from_address(report).value = targets[target](frame, launch)
+    ctypes.c_int64.from_address(report).value = handle(frame, launch, targets[target])
 
 
 _callback = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(_call)
