@@ -23,6 +23,7 @@ from multisample.backends.kernels.cpu.addresses import c_address, call_c, number
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
 from multisample.backends.kernels.cpu.intrinsics import stack_array
 from multisample.backends.launch import OPERANDS, ElementType, Launch, Operation, Span
+from multisample.backends.memory.host import LARGE
 from multisample.backends.system import cuda_driver, xla_ffi
 
 from .python_entry import digest, enter_python
@@ -46,8 +47,6 @@ _RECORD_WORDS = 64  # The longest recorded launch, in words of 8 bytes.
 _ALIGNMENT = 31  # The kernel depends on the address of the matrix modulo 32.
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
-# From about this many bytes on, XLA's memory comes fresh from the system. NumPy asks for huge pages from here on too.
-_LARGE = 1 << 22
 _PAGE, _HUGE = mmap.PAGESIZE, getattr(mmap, "MADV_HUGEPAGE", None)
 _MOST_ROW, _MOST_COLUMN = 1 << 32, 1 << 34
 _SPAN_WORDS = len(Span._fields)
@@ -85,7 +84,7 @@ def _find_state(frame, request, place):
 @inline
 def _use_huge_pages(begin, size):
     """Let Linux use huge pages for large memory: fresh memory is then written in half of the time."""
-    if size >= _LARGE:
+    if size >= LARGE:  # XLA's memory too comes fresh from the system then.
         start = (begin + _PAGE - 1) // _PAGE * _PAGE
         _advise(start, (begin + size - start) // _PAGE * _PAGE, _HUGE or 0)
 
