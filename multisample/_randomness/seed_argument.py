@@ -83,7 +83,7 @@ def key_words(seed: Any) -> KeyWords:
         if count is not None:
             large = words[:, 1] >= MOST_OFFSETS
             if large.any():
-                _check_offset(f"seed[{int(large.argmax())}]", int(words[large.argmax(), 1]))
+                check_offset(f"seed[{int(large.argmax())}]", int(words[large.argmax(), 1]))
             if count != 1:
                 return KeyWords(words, "words", 0, 0, count)
         seed = Key(*words[0].tolist())
@@ -92,11 +92,11 @@ def key_words(seed: Any) -> KeyWords:
             f"seed: expected an integer, a Key or key data, got {seed}; pass its next Key, generator.take()"
         )
     word, offset = checked_key(seed)
-    _check_offset("seed", offset)
+    check_offset("seed", offset)
     return KeyWords(given, None, word, offset, count)
 
 
-def _check_offset(name: str, offset: int) -> None:
+def check_offset(name: str, offset: int) -> None:
     if offset >= MOST_OFFSETS:
         raise ValueError(f"{name}: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
 

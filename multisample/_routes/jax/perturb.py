@@ -8,7 +8,7 @@ that it reads later.
 import collections
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +22,18 @@ from multisample.backends.memory.host import rounded
 from ..._arguments import DTYPES, check_flag, describe
 from ..._backends import check_name
 from ..._checks.coefficients import Coefficients, check_coefficients, read_coefficients
-from ..._checks.window_and_options import check_members
 from ..._libraries import is_number
 from ..._libraries.jax import JAX, is_jax, is_on_host
-from ..._model_parameters.populations import decays_of, factor_of, members_of, variant_of
+from ..._model_parameters.populations import Variant, decays_of, factor_of, members_of, variant_of
 from ..._model_parameters.spans import steps_of
 from ..._model_parameters.structures import Structure, ids_of, names_of, one_array
 from ..._operations import COLUMNS
-from ..._plan import PlanCache
+from ..._plan import PLANS
 from ..._randomness.generator import Key
-from ..._randomness.seed_argument import MOST_OFFSETS, key_words
+from ..._randomness.seed_argument import check_offset, key_words
 from ..._tracing import is_symbol, is_traced_by_jax
 from . import as_array
 from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of, words_of_members
-from .partitioning import batch_of
 from .primitives import bind, varying
 from .programs import Program
 from .static import Parameter, Static
@@ -54,34 +52,39 @@ def perturb_jax(
             " parameters that it may overwrite: see donate_argnums"
         )
     values = _coefficients(coefficients)
-    words, form = _words(seed, member, values)
+    words, variant = _words(seed, member, values)
     given = coefficients if values.on_host is None else values.on_host
     leaves, tree = jax.tree_util.tree_flatten(parameters)
     offsets = words.offsets if isinstance(words.offsets, tuple) else (words.offsets,)
     traced = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (given, words.seed, *offsets))
-    key = None if traced or ids is not None else _key(leaves, tree, bool(fast_math), backend, form)
-    groups = None if key is None else _PLANS.get(key)
+    key = groups = None
+    if not traced and ids is None:
+        try:
+            key = tree, bool(fast_math), backend, variant, *[(x.aval, x.sharding, x.committed) for x in leaves]
+            groups = PLANS.get(key)
+        except (AttributeError, TypeError):  # For example, an array is not JAX's.
+            key = None
     if groups is not None and type(decay) is int and decay == 0:
         return tree.unflatten(_run(groups, _Values(words, given), leaves))
     structure = _structure(parameters)
     labels = structure.labels("parameters")
     arrays = [_parameter(name, x) for name, x in zip(labels, structure.arrays, strict=True)]
     numbers = ids_of(structure.names, labels, ids, range(len(arrays)))
+    every = [Parameter(number, x.shape, steps_of(x.shape)) for number, x in zip(numbers, arrays, strict=True)]
+    static = Static(
+        backend, "float32", shared_noise=variant.has_own_keys, fast_math=bool(fast_math), parameters=tuple(every),
+        operation=Operation.perturb, n=1, seeds=variant.size,
+    )  # fmt: skip
     factors = _factors(decay, structure, arrays)
     of_call = _Values(words, given, factors)
-    static = Static(backend, "float32", fast_math=bool(fast_math), operation=Operation.perturb, n=1)
     if traced or any(isinstance(x, jax.core.Tracer) for x in (*arrays, *([] if factors is None else factors))):
-        return structure.rebuild(_perturbed(static._replace(in_place=True), numbers, form, of_call, *arrays))
+        return structure.rebuild(_perturbed(static._replace(in_place=True), of_call, *arrays))
     if groups is None:
-        groups = _groups(arrays, numbers, static, form)
+        groups = _groups(arrays, static)
     results = _run(groups, of_call, arrays)
     if key is not None:
-        _PLANS.put(key, groups)
+        PLANS.put(key, groups)
     return structure.rebuild(results)
-
-
-Form: TypeAlias = Literal["keys", "population"] | None
-"""What a vector of seeds or members is for: a key for each coefficient, or a population."""
 
 
 class _Values(NamedTuple):
@@ -140,53 +143,55 @@ def _coefficients(given: Any) -> Coefficients:
     return Coefficients(math.prod(given.shape), None, None, given)
 
 
-def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, Form]:
-    """The words of seed, offset and member."""
-    seeds, members = batch_length(seed), _members(member)
-    if seeds == 1 and not isinstance(seed, (list, tuple)) and len(seed.shape) > 1:
-        seed, seeds = key_vector(seed)[0], None
-    on_host, count = coefficients.on_host, coefficients.length
+def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, Variant]:
+    """The words of seed, offset and member, and what vectors of seeds or members are for."""
+    seed, seeds = _keys(seed)
+    on_host, length = coefficients.on_host, coefficients.length
+    member, members = _members(member, length if seeds is None else 1)
     is_number = isinstance(on_host, float) or (on_host is None and np.shape(coefficients.given) == ())
-    length = None if is_number else count
-    variant = variant_of(length, None, seeds, None, None if members is None else len(members), False, None)
-    if variant.has_own_keys:
-        form: Form = "keys"
-    elif seeds is not None and not is_number:  # One seed for one coefficient.
-        seed, form = key_vector(seed)[0], None
-    else:
-        form = None if variant.size is None else "population"
-    is_data = getattr(seed, "shape", None) == (4,) and seed.dtype == np.uint32
-    if is_data and is_jax(seed) and not isinstance(seed, jax.core.Tracer) and is_on_host(seed):
+    count = None if members is None else len(members)
+    variant = variant_of(None if is_number else length, None, seeds, None, count, False, None)
+    if seeds == 1 and not is_number and is_jax(seed):  # One seed for one coefficient.
+        seed = key_vector(seed)[0]
+    return words_of(seed, member, 0, "member") if members is None else words_of_members(seed, members), variant
+
+
+def _keys(seed: Any) -> tuple[Any, int | None]:
+    """One key and None, or a vector of keys and its length. Keys on the host are checked."""
+    if isinstance(seed, (int, Key)):
+        if isinstance(seed, Key) and isinstance(seed.offset, int):
+            check_offset("seed", seed.offset)
+        return seed, None
+    is_data = is_jax(seed) and seed.shape == (4,) and seed.dtype == np.uint32
+    if is_data and not isinstance(seed, jax.core.Tracer) and is_on_host(seed):
         seed = np.asarray(seed)
-    if seeds is not None and isinstance(seed, (list, tuple, np.ndarray)) and batch_length(seed) is not None:
-        key_words(seed)  # Checks each key.
-    offset = seed.offset if isinstance(seed, Key) else 0
-    if is_data and isinstance(seed, np.ndarray):
-        offset = int(seed[2]) << 32 | int(seed[3])
-    if isinstance(offset, int) and offset >= MOST_OFFSETS:
-        raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
-    if members is not None:
-        return words_of_members(seed, members), form
-    words = words_of(seed, member, 0, "member")
-    if not isinstance(member, jax.core.Tracer):
-        check_members(int(member), 1 if variant.has_own_keys else count)
-    return words, form
+    if is_jax(seed):
+        count = batch_length(seed)
+        return _keys(key_vector(seed)[0]) if count == 1 and len(seed.shape) > 1 else (seed, count)
+    seed, form, word, offset, count = key_words(seed)
+    if form is None:
+        return Key(word, offset), count
+    return seed if seed[:, 1].any() else seed[:, 0], count
 
 
-def _members(member: Any) -> Any:
-    """A vector of members as uint32[K, 2], high halves first; None for one member."""
+def _members(member: Any, length: int) -> tuple[Any, Any]:
+    """One member and None, or None and a vector of members as uint32[K, 2], high halves first.
+
+    A call has `length` rows from each member on. Members on the host are checked.
+    """
     if is_jax(member):
         if not jnp.issubdtype(member.dtype, jnp.integer):
             raise TypeError(f"member: expected integers, got elements of type {member.dtype}")
         if len(member.shape) > 1:
             raise ValueError(f"member: expected an integer or a vector of shape (K,), got {member.shape}")
-        if member.shape and (isinstance(member, jax.core.Tracer) or not is_on_host(member)):
-            return halves_of(member.astype(f"uint{8 * member.dtype.itemsize}"))
-        member = np.asarray(member) if member.shape else None
-    if not isinstance(member, (list, tuple, range, np.ndarray)) or np.ndim(member) == 0:
-        return None
-    found, _, _ = members_of(member, 1)
-    return halves_of(np.atleast_1d(np.asarray(found, np.uint64)))
+        is_traced = isinstance(member, jax.core.Tracer)
+        if member.shape and (is_traced or not is_on_host(member)):
+            return None, halves_of(member.astype(f"uint{8 * member.dtype.itemsize}"))
+        if is_traced:
+            return member, None
+        member = np.asarray(member)
+    found, _, count = members_of(member, length)
+    return (found, None) if count is None else (None, halves_of(np.atleast_1d(np.asarray(found, np.uint64))))
 
 
 def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] | None:
@@ -225,7 +230,7 @@ class _Group(NamedTuple):
     program: Program
 
 
-def _groups(arrays: list[Any], ids: list[int], static: Static, form: Form) -> list[_Group]:
+def _groups(arrays: list[Any], static: Static) -> list[_Group]:
     """The plan of eager calls."""
     of_devices: dict[Hashable, list[int]] = collections.defaultdict(list)
     for k, x in enumerate(arrays):
@@ -236,10 +241,8 @@ def _groups(arrays: list[Any], ids: list[int], static: Static, form: Form) -> li
     groups = []
     for members in every:
         own = [arrays[k] for k in members]
-        program = Program(
-            _perturbed, static, tuple(ids[k] for k in members), form, types=tuple((x.shape, x.dtype) for x in own)
-        )
-        groups.append(_Group(members, _reals(own), program))
+        part = static._replace(parameters=tuple(static.parameters[k] for k in members))
+        groups.append(_Group(members, _reals(own), Program(_perturbed, part)))
     return groups
 
 
@@ -258,19 +261,6 @@ def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[A
     return results
 
 
-_PLANS: PlanCache[list[_Group]] = PlanCache(256)
-
-
-def _key(arrays: list[Any], *options: Hashable) -> Hashable:
-    """The key of a plan; None if the call has none, for example because an array is not JAX's."""
-    try:
-        key = (*options, *[(x.aval, x.sharding, x.committed) for x in arrays])
-        hash(key)
-    except (AttributeError, TypeError):
-        return None
-    return key
-
-
 def _reals(arrays: Sequence[Any]) -> set[str]:
     return {MATRIX_TYPES[x.dtype.name].computing for x in arrays}
 
@@ -283,16 +273,15 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
     return {real: rounded(values, real) for real in reals}
 
 
-def _perturbed(static: Static, ids: Sequence[int], form: Form, values: _Values, *parameters: Any) -> list[Any]:
+def _perturbed(static: Static, values: _Values, *parameters: Any) -> list[Any]:
     """The results in the program that is being traced."""
     words, coefficients, factors = values
     arrays, of_words = [jnp.asarray(x) for x in parameters], operands_of(words)
-    if form == "keys":
+    if static.has_row_keys:
         count = of_words[0].shape[0]
         offsets = of_words[1] if len(of_words) > 1 else np.zeros(6, np.uint32)
         of_words = of_words[0][None], jnp.broadcast_to(offsets, (1, count, 6))
-        static = static._replace(shared_noise=True)
-    batch = (batch_of(*of_words),) if form == "population" else ()
+    batch = () if static.seeds is None else (static.seeds,)
     results = [jnp.broadcast_to(x, batch + x.shape) for x in arrays]
     groups: dict[tuple[str, Hashable], list[int]] = collections.defaultdict(list)
     for k, x in enumerate(arrays):
@@ -302,7 +291,7 @@ def _perturbed(static: Static, ids: Sequence[int], form: Form, values: _Values, 
         return results
     coefficients = _rounded(coefficients, _reals(arrays))
     for (dtype, _), group in groups.items():
-        blocks = tuple(Parameter(ids[k], arrays[k].shape, steps_of(arrays[k].shape)) for k in group)
+        blocks = tuple(static.parameters[k] for k in group)
         own = static._replace(dtype=dtype, parameters=blocks, has_factors=factors is not None)
         real = own.computing_type
         weights = coefficients[real.name] if isinstance(coefficients, dict) else coefficients

@@ -44,20 +44,16 @@ def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
 
 
 class Program:
-    """``function(*bound, *arguments)``, jitted, for the calls of a plan. `PROGRAMS` owns that program, and may drop it.
+    """``function(static, *arguments)``, jitted, for the calls of a plan. `PROGRAMS` owns it, and may drop it."""
 
-    `types` are the types of the arguments, if the function has one program only.
-    """
-
-    def __init__(self, function: Callable[..., Any], *bound: Hashable, types: Hashable = None) -> None:
-        self._function, self._bound, self._types = function, bound, types
+    def __init__(self, function: Callable[..., Any], static: Hashable) -> None:
+        self._function, self._static = function, static
         self._jitted: Callable[[], Any] = lambda: None
 
     def __call__(self, *arguments: Any) -> Any:
         program = self._jitted()
         if program is None:
-            key = self._function, *self._bound, self._types
-            program = jitted(key, functools.partial(self._function, *self._bound))
+            program = jitted((self._function, self._static), functools.partial(self._function, self._static))
             self._jitted = weakref.ref(program)
         return program(*arguments)
 
