@@ -29,29 +29,25 @@ class Words(NamedTuple):
     """
 
 
-_ZERO = np.zeros(2, np.uint32)
 _pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
 
 
 def words_of(seed: Any, dim_offset: Any, sample_offset: Any, row_name: str = "dim_offset") -> Words:
     """The words of a call, whose argument `dim_offset` is called `row_name`; TypeError or ValueError for wrong ones."""
     word, offset = seed if type(seed) is Key else (seed, 0)
-    if (
+    if not (
         type(word) is type(offset) is type(dim_offset) is type(sample_offset) is int and 0 <= word < WORD_64
         and 0 <= offset < WORD_64 and 0 <= dim_offset <= ROWS and 0 <= sample_offset <= COLUMNS
     ):  # fmt: skip
-        halves = np.frombuffer(_pack_seed(word >> 32, word & 0xFFFF_FFFF), np.uint32)
-        if offset == dim_offset == sample_offset == 0:
-            return Words(halves, None)
-        return Words(halves, np.frombuffer(_pack_offsets(offset, dim_offset, sample_offset), np.uint32))
-    seed, offset = _of_seed(seed)
-    offsets = [
-        offset, _of_integer(row_name, dim_offset, ROWS + 1),
-        _of_integer("sample_offset", sample_offset, COLUMNS + 1),
-    ]  # fmt: skip
-    if all(isinstance(x, int) for x in offsets):
-        return Words(_halves(seed), np.array(offsets, "<u8").view(np.uint32) if any(offsets) else None)
-    return Words(_halves(seed), tuple(map(_halves, offsets)))
+        word, offset = _of_seed(seed)
+        dim_offset = _of_integer(row_name, dim_offset, ROWS + 1)
+        sample_offset = _of_integer("sample_offset", sample_offset, COLUMNS + 1)
+        offsets = offset, dim_offset, sample_offset
+        if not all(isinstance(x, int) for x in offsets):
+            return Words(_halves(word), tuple(map(_halves, offsets)))
+    if offset == dim_offset == sample_offset == 0:
+        return Words(_halves(word), None)
+    return Words(_halves(word), np.frombuffer(_pack_offsets(offset, dim_offset, sample_offset), np.uint32))
 
 
 def batch_length(seed: Any) -> int | None:
@@ -94,11 +90,11 @@ def halves_of(x: Any) -> Any:
 def words_of_members(seed: Any, members: Any) -> Words:
     """The words of a call with one key and a vector of members, uint32[K, 2]."""
     seed, offset = _of_seed(seed)
-    return Words(_halves(seed), (_halves(offset), members, _ZERO))
+    return Words(_halves(seed), (_halves(offset), members, _halves(0)))
 
 
 def _halves(x: Any) -> Any:
-    return np.array([x >> 32, x & 0xFFFF_FFFF], np.uint32) if isinstance(x, int) else x
+    return np.frombuffer(_pack_seed(x >> 32, x & 0xFFFF_FFFF), np.uint32) if isinstance(x, int) else x
 
 
 def _of_seed(seed: Any) -> tuple[Any, Any]:

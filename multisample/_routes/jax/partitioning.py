@@ -92,12 +92,13 @@ def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[An
     """Seed and offsets. The number at `place` grows by `size` for each device before this one along the mesh `axes`."""
     if axes is None or axes == ():
         return words
-    seed, offsets = _with_offsets(words)
+    seed, offsets = with_offsets(words)
     low, high = _added(offsets[..., place], offsets[..., place + 1], axes, size)
     return seed, offsets.at[..., place].set(low).at[..., place + 1].set(high)
 
 
-def _with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
+def with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Seed and offsets, which are zeros if a program has no operand for them."""
     (seed, *offsets) = words
     return seed, offsets[0] if offsets else jnp.zeros((*seed.shape[:-1], 6), jnp.uint32)
 
@@ -235,6 +236,6 @@ def _blocks(platform: str, static: Static, mesh: Any, places: dict[str, Any]) ->
             for axes, size in of_parameter:
                 begin = _added(*begin, axes, size)
             begins.append(jnp.stack(begin))
-        return _custom_call(platform, part, *operands[:count], *_with_offsets(operands[count:]), jnp.stack(begins))
+        return _custom_call(platform, part, *operands[:count], *with_offsets(operands[count:]), jnp.stack(begins))
 
     return run

@@ -34,6 +34,7 @@ from ..._randomness.seed_argument import check_offset, key_words
 from ..._tracing import is_symbol, is_traced_by_jax
 from . import as_array
 from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of, words_of_members
+from .partitioning import with_offsets
 from .primitives import bind, varying
 from .programs import Program
 from .static import Parameter, Static
@@ -278,9 +279,8 @@ def _perturbed(static: Static, values: _Values, *parameters: Any) -> list[Any]:
     words, coefficients, factors = values
     arrays, of_words = [jnp.asarray(x) for x in parameters], operands_of(words)
     if static.has_row_keys:
-        count = of_words[0].shape[0]
-        offsets = of_words[1] if len(of_words) > 1 else np.zeros(6, np.uint32)
-        of_words = of_words[0][None], jnp.broadcast_to(offsets, (1, count, 6))
+        seeds, offsets = with_offsets(of_words)
+        of_words = seeds[None], jnp.broadcast_to(offsets, (1, len(seeds), 6))
     batch = () if static.seeds is None else (static.seeds,)
     results = [jnp.broadcast_to(x, batch + x.shape) for x in arrays]
     groups: dict[tuple[str, Hashable], list[int]] = collections.defaultdict(list)
