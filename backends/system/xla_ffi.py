@@ -43,8 +43,8 @@ _span_at = (ctypes.c_uint64 * 2).from_address
 class Frame:
     """One call of a handler, valid while it runs."""
 
-    def __init__(self, address: int) -> None:
-        self._address = address
+    def __init__(self, address: int, target: Target) -> None:
+        self._address, self._target = address, target
 
     def word(self, at: int) -> int:
         """The 8 bytes of the frame at this offset."""
@@ -65,13 +65,13 @@ class Frame:
             raise RuntimeError("XLA refused the state of a call")
         return request[-1]
 
-    def set_state(self, type_id: int, state: int) -> None:
+    def set_state(self, state: int) -> None:
         """Give XLA the state of the call that is being instantiated."""
-        self._call(_STATE_SET, _request(48, self.word(CONTEXT_AT), INSTANTIATE, type_id, state))
+        self._call(_STATE_SET, _request(48, self.word(CONTEXT_AT), INSTANTIATE, self._target.type_id, state))
 
-    def state(self, type_id: int) -> int:
+    def state(self) -> int:
         """The address of the call's state."""
-        return self._call(STATE_GET, _request(48, self.word(CONTEXT_AT), INSTANTIATE, type_id, 0))
+        return self._call(STATE_GET, _request(48, self.word(CONTEXT_AT), INSTANTIATE, self._target.type_id, 0))
 
     def error(self, code: int, message: str) -> int:
         """A new error, for the handler to return: it is XLA's from then on."""
@@ -81,7 +81,7 @@ class Frame:
         error = _function_at(self.word(CALL_API_AT), ERROR_CREATE)(ctypes.addressof(request))
         return int(error or 0)
 
-    def answer_metadata(self, target: Target) -> bool:
+    def answer_metadata(self) -> bool:
         """Answer a query for metadata, if the call is one. RuntimeError for a version with other layouts."""
         extension = self.word(EXTENSION_AT)
         while extension:  # XLA_FFI_Extension_Base: size, type, next; then a pointer to XLA_FFI_Metadata.
@@ -89,9 +89,9 @@ class Frame:
             if kind == _METADATA:
                 # The metadata and the version begin with sizes and extensions, which XLA has set.
                 (ctypes.c_int * 2).from_address(metadata + 24)[:] = list(self._version())
-                ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if target.records else 0
-                self._register_type(target)
-                _pointer_at(metadata + 40).value = _pointer_at(target.type_id).value
+                ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if self._target.records else 0
+                self._register_type(self._target)
+                _pointer_at(metadata + 40).value = _pointer_at(self._target.type_id).value
                 return True
             extension = following
         return False
@@ -151,9 +151,9 @@ def handle(address: int, launch: int, target: Target) -> int:
     `launch` is the address of the `Launch` of a call that is executed. It is 0 where XLA makes an executable or
     asks for metadata, the only other stages with a handler.
     """
-    frame = Frame(address)
+    frame = Frame(address, target)
     try:
-        if not (frame.word(EXTENSION_AT) and frame.answer_metadata(target)):
+        if not (frame.word(EXTENSION_AT) and frame.answer_metadata()):
             target.call(frame, launch)
         return 0
     except (TypeError, ValueError) as error:

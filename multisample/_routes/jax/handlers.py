@@ -76,9 +76,9 @@ def _launch(static: Static, device: int, batch: int = 0) -> Launch:
 
 
 @functools.lru_cache(256)
-def _spans(string: bytes) -> tuple[HostArray, HostArray]:
-    """The spans of a call, with addresses relative to those of its parameters, and the parameter of each span."""
-    static, spans, owners = decoded(string, Operation.perturb), [], []
+def _spans(string: bytes) -> HostArray:
+    """The spans of a call, with addresses relative to those of its parameters, each with the index of its parameter."""
+    static, spans = decoded(string, Operation.perturb), []
     size = MATRIX_TYPES[static.dtype].size
     for k, (number, shape, steps) in enumerate(static.parameters):
         strides = tuple(size * step for step in steps_of(shape))
@@ -86,16 +86,15 @@ def _spans(string: bytes) -> tuple[HostArray, HostArray]:
         step = math.prod(shape) * size
         pair = (operand, step * (f"p{k}" in static.batched)), (operand, step * bool(static.batched))
         found = spans_of(pair, Block((0,) * len(shape), shape, 0, steps), number)
-        spans += [span._replace(factor=k) for span in found] if static.has_factors else found
-        owners += [k] * len(found)
-    return np.array(spans, np.int64), np.array(owners, np.intp)
+        spans += [(*(span._replace(factor=k) if static.has_factors else span), k) for span in found]
+    return np.array(spans, np.int64)
 
 
 def _moved_spans(static: Static, launch: Launch, frame: xla_ffi.Frame) -> bytes:
     """The packed spans of a call on a device with `begins`."""
-    (_, owners), size = _spans(frame.string()), 8 * len(static.parameters)
+    owners, size = _spans(frame.string())[:, -1], 8 * len(static.parameters)
     read = functools.partial(cuda_driver.read, launch.first, size, launch.stream, launch.device)
-    begins = native.begins(frame.state(native.type_id(on_device=True)), launch.device, size, read)
+    begins = native.begins(frame.state(), launch.device, size, read)
     spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
     table: HostArray = np.frombuffer(spans, np.int64).reshape(launch.spans, -1).copy()
     table[:, Span._fields.index("first")] += np.frombuffer(begins, np.int64)[owners]
@@ -115,7 +114,7 @@ def _run(static: Static, launch: Launch, frame: xla_ffi.Frame) -> None:
     with cuda_driver.relaxed_capture() if on_device else contextlib.nullcontext():
         backend.launch(launch)
     if on_device and launch.operation == Operation.sample and hasattr(backend, "parameters"):
-        native.add_record(frame.state(native.type_id(on_device)), launch, backend.parameters(launch))
+        native.add_record(frame.state(), launch, backend.parameters(launch))
 
 
 def _check_windows(launch: Launch) -> None:
@@ -144,8 +143,8 @@ def _state(static: Static, device: int) -> tuple[int, bytes]:
     c_function = getattr(registry.find(static.backend), "c_function", None)
     launch, template = _launch(static._replace(d=1, n=1), device, len(static.batch)), b""
     if static.operation == Operation.perturb:
-        spans, owners = _spans(static.encoded().encode())
-        template = np.column_stack([spans, owners]).tobytes()
+        spans = _spans(static.encoded().encode())
+        template = spans.tobytes()
         elements = spans[:, Span._fields.index("rows")] * spans[:, Span._fields.index("width")]
         launch = launch._replace(spans=len(spans), columns=int(elements.sum()))
     size, has_adjacent_rows = MATRIX_TYPES[static.dtype].size, static.layout == "nd" or static.n == 1
@@ -170,17 +169,15 @@ def prepare_on_host(static: Static) -> None:
 
 
 def _target(operation: Operation, on_device: bool, of_blocks: bool = False) -> xla_ffi.Target:
-    type_id = native.type_id(on_device)
-
     def call(frame: xla_ffi.Frame, launch_at: int) -> None:
         static = decoded(frame.string(), operation)
         if launch_at:
             _run(static, unpack(ctypes.string_at(launch_at, PACKED_LAUNCH)), frame)
         else:
-            frame.set_state(type_id, native.new_state(*_state(static, 0 if on_device else HOST)))
+            frame.set_state(native.new_state(*_state(static, 0 if on_device else HOST)))
 
     platform, records = "CUDA" if on_device else "cpu", on_device and not of_blocks
-    return xla_ffi.Target(call, platform, type_id, native.deleter(on_device), records)
+    return xla_ffi.Target(call, platform, native.type_id(on_device), native.deleter(on_device), records)
 
 
 _LOCK = threading.Lock()
