@@ -40,7 +40,7 @@ from ..._randomness.generator_argument import check_generator, counter_on
 from ..._tracing import SEEDLESS, is_symbol, is_traced_by_jax
 from .keys import Words, batch_length, operands_of, words_of
 from .primitives import bind
-from .programs import Program
+from .programs import program_of
 from .static import Static
 
 
@@ -93,7 +93,7 @@ class _Plan:
         self._names = tuple(vectors)
         self._static = static
         # The second program is for an aligned first column.
-        self._programs = [Program(draw, static._replace(aligned=aligned)) for aligned in (False, True)]
+        self._programs = [program_of(draw, static._replace(aligned=aligned)) for aligned in (False, True)]
         self._nothing = np.empty(0, static.computing_type)
         self._is_valid = value_kernel(static.computing_type.name, call.weights is not None)
         # All calls of a plan have the same types.

@@ -7,7 +7,7 @@ that it reads later.
 
 import collections
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +36,7 @@ from . import as_array
 from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of, words_of_members
 from .partitioning import with_offsets
 from .primitives import bind, varying
-from .programs import Program
+from .programs import program_of
 from .static import Parameter, Static
 
 
@@ -66,7 +66,7 @@ def perturb_jax(
         except (AttributeError, TypeError):  # For example, an array is not JAX's.
             key = None
     if groups is not None and type(decay) is int and decay == 0:
-        return tree.unflatten(_run(groups, _Values(words, given), leaves))
+        return tree.unflatten(_run(groups, leaves, words, given, None))
     structure = _structure(parameters)
     labels = structure.labels("parameters")
     arrays = [_parameter(name, x) for name, x in zip(labels, structure.arrays, strict=True)]
@@ -77,24 +77,14 @@ def perturb_jax(
         operation=Operation.perturb, n=1, seeds=variant.size,
     )  # fmt: skip
     factors = _factors(decay, structure, arrays)
-    of_call = _Values(words, given, factors)
     if traced or any(isinstance(x, jax.core.Tracer) for x in (*arrays, *([] if factors is None else factors))):
-        return structure.rebuild(_perturbed(static._replace(in_place=True), of_call, *arrays))
+        return structure.rebuild(_perturbed(static._replace(in_place=True), words, given, factors, *arrays))
     if groups is None:
         groups = _groups(arrays, static)
-    results = _run(groups, of_call, arrays)
+    results = _run(groups, arrays, words, given, factors)
     if key is not None:
         PLANS.put(key, groups)
     return structure.rebuild(results)
-
-
-class _Values(NamedTuple):
-    """The operands of a program besides the parameters."""
-
-    words: Words
-    coefficients: Any
-    factors: Any = None
-    """``1 - decay`` of each parameter, in its computing type, traced or not. None if every decay is 0."""
 
 
 def _structure(parameters: Any) -> Structure:
@@ -196,7 +186,7 @@ def _members(member: Any, length: int) -> tuple[Any, Any]:
 
 
 def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] | None:
-    """``1 - decay`` of each parameter, rounded once to its computing type; None if all decays are 0."""
+    """``1 - decay`` of each parameter, traced or rounded once to its computing type; None if all decays are 0."""
     if type(decay) is int and not decay:
         return None
     reals = [MATRIX_TYPES[x.dtype.name].computing for x in arrays]
@@ -223,12 +213,12 @@ def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] |
 
 
 class _Group(NamedTuple):
-    """Parameters on one set of devices. Their program takes coefficients, seed and member as operands."""
+    """Parameters on one set of devices. Their program takes words, coefficients and factors as operands."""
 
     members: list[int]
     reals: set[str]
     """Their computing types."""
-    program: Program
+    program: Callable[..., list[Any]]
 
 
 def _groups(arrays: list[Any], static: Static) -> list[_Group]:
@@ -243,12 +233,11 @@ def _groups(arrays: list[Any], static: Static) -> list[_Group]:
     for members in every:
         own = [arrays[k] for k in members]
         part = static._replace(parameters=tuple(static.parameters[k] for k in members))
-        groups.append(_Group(members, _reals(own), Program(_perturbed, part)))
+        groups.append(_Group(members, _reals(own), program_of(_perturbed, part)))
     return groups
 
 
-def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[Any]:
-    words, coefficients, factors = values
+def _run(groups: list[_Group], arrays: Sequence[Any], words: Words, coefficients: Any, factors: Any) -> list[Any]:
     if len(groups) > 1:
         for name, value in (("coefficients", coefficients), ("seed", words.seed)):
             if is_jax(value) and value.committed:
@@ -256,7 +245,7 @@ def _run(groups: list[_Group], values: _Values, arrays: Sequence[Any]) -> list[A
     results: list[Any] = list(arrays)
     for members, reals, program in groups:
         own = None if factors is None else [factors[k] for k in members]
-        made = program(_Values(words, _rounded(coefficients, reals), own), *(arrays[k] for k in members))
+        made = program(words, _rounded(coefficients, reals), own, *(arrays[k] for k in members))
         for k, x in zip(members, made, strict=True):
             results[k] = x
     return results
@@ -274,9 +263,8 @@ def _rounded(coefficients: Any, reals: set[str]) -> Any:
     return {real: rounded(values, real) for real in reals}
 
 
-def _perturbed(static: Static, values: _Values, *parameters: Any) -> list[Any]:
+def _perturbed(static: Static, words: Words, coefficients: Any, factors: Any, *parameters: Any) -> list[Any]:
     """The results in the program that is being traced."""
-    words, coefficients, factors = values
     arrays, of_words = [jnp.asarray(x) for x in parameters], operands_of(words)
     if static.has_row_keys:
         seeds, offsets = with_offsets(of_words)

@@ -43,19 +43,19 @@ def jitted(key: Hashable, function: Callable[..., Any]) -> Any:
     return found
 
 
-class Program:
+def program_of(function: Callable[..., Any], static: Hashable) -> Callable[..., Any]:
     """``function(static, *arguments)``, jitted, for the calls of a plan. `PROGRAMS` owns it, and may drop it."""
+    find: Callable[[], Any] | None = None
 
-    def __init__(self, function: Callable[..., Any], static: Hashable) -> None:
-        self._function, self._static = function, static
-        self._jitted: Callable[[], Any] = lambda: None
-
-    def __call__(self, *arguments: Any) -> Any:
-        program = self._jitted()
+    def run(*arguments: Any) -> Any:
+        nonlocal find
+        program = None if find is None else find()
         if program is None:
-            program = jitted((self._function, self._static), functools.partial(self._function, self._static))
-            self._jitted = weakref.ref(program)
+            program = jitted((function, static), functools.partial(function, static))
+            find = weakref.ref(program)
         return program(*arguments)
+
+    return run
 
 
 def run_alone(primitive: Any, *operands: Any, **static: Any) -> Any:
