@@ -90,20 +90,20 @@ class Frame:
                 # The metadata and the version begin with sizes and extensions, which XLA has set.
                 (ctypes.c_int * 2).from_address(metadata + 24)[:] = list(self._version())
                 ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if self._target.records else 0
-                self._register_type(self._target)
-                _pointer_at(metadata + 40).value = _pointer_at(self._target.type_id).value
+                _pointer_at(metadata + 40).value = self._registered_type()
                 return True
             extension = following
         return False
 
-    def _register_type(self, target: Target) -> None:
-        """Let XLA number the type of states, once in a process."""
-        if _pointer_at(target.type_id).value:
-            return
-        name = ctypes.create_string_buffer(f"multisample_{target.platform}".encode())
-        information = _request(24, target.deleter)
-        request = _request(48, ctypes.addressof(name), len(name.value), target.type_id, ctypes.addressof(information))
-        self._call(_TYPE_REGISTER, request)
+    def _registered_type(self) -> int:
+        """The type id of states, which XLA assigns once in a process."""
+        target, type_id = self._target, _pointer_at(self._target.type_id)
+        if not type_id.value:
+            name = ctypes.create_string_buffer(f"multisample_{target.platform}".encode())
+            information = _request(24, target.deleter)
+            words = ctypes.addressof(name), len(name.value), target.type_id, ctypes.addressof(information)
+            self._call(_TYPE_REGISTER, _request(48, *words))
+        return type_id.value
 
     def _version(self) -> tuple[int, int]:
         major, minor = (ctypes.c_int * 2).from_address(self.word(CALL_API_AT) + _VERSION_AT)

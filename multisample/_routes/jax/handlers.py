@@ -93,8 +93,7 @@ def _spans(string: bytes) -> HostArray:
 def _moved_spans(static: Static, launch: Launch, frame: xla_ffi.Frame) -> bytes:
     """The packed spans of a call on a device with `begins`."""
     owners, size = _spans(frame.string())[:, -1], 8 * len(static.parameters)
-    read = functools.partial(cuda_driver.read, launch.first, size, launch.stream, launch.device)
-    begins = native.begins(frame.state(), launch.device, size, read)
+    begins = native.begins(frame.state(), launch, size)
     spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
     table: HostArray = np.frombuffer(spans, np.int64).reshape(launch.spans, -1).copy()
     table[:, Span._fields.index("first")] += np.frombuffer(begins, np.int64)[owners]

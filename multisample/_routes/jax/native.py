@@ -424,14 +424,14 @@ def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> 
             _add(state, words, parameters + bytes(-len(parameters) % 8))
 
 
-def begins(state: int, device: int, size: int, read: Callable[[], bytes]) -> bytes:
-    """The `size` bytes of `begins` in device memory, which only the first call of an instruction reads."""
-    for record, found, _ in records(state):
-        if found == device:
+def begins(state: int, launch: Launch, size: int) -> bytes:
+    """The `size` bytes of `begins` at `launch.first` on the device, which only an instruction's first call reads."""
+    for record, device, _ in records(state):
+        if device == launch.device:
             return ctypes.string_at(record + 16, size)
-    data = read()
+    data: bytes = cuda_driver.read(launch.first, size, launch.stream, launch.device)
     with _LOCK:
-        _add(state, [device], data)
+        _add(state, [launch.device], data)
     return data
 
 
