@@ -159,7 +159,7 @@ def _flattened(x: Any, dims: tuple[Any, ...], batch: int | None) -> Any:
     own = tuple(x.shape[len(batches) :])
     if len(dims) != 1 or not own:  # Otherwise (d,), or (d, 1) for it.
         x = x.reshape(*batches, *(1,) * (len(dims) - len(own)), *own).expand(*batches, *dims)
-    return x.reshape(*batches, -1)
+    return x.flatten(len(batches))
 
 
 def _matrix_in(out: Any, lengths: tuple[Any, ...]) -> Any:

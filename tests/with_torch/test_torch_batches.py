@@ -145,13 +145,13 @@ def test_batches_inside_vmap_are_one_launch(torch_device: str) -> None:
 
 def test_gradients_through_vmap(torch_device: str) -> None:
     mu, sigma = vectors(torch_device, torch.float64)
-    seeds = seed_tensor(torch_device)
     slopes = torch.func.grad(lambda m, s, key: (sample(m, s, N, seed=key) ** 2).sum(), (0, 1))
-    got = torch.func.vmap(slopes)(mu, sigma, seeds)
+    got = torch.func.vmap(slopes)(mu, sigma, seed_tensor(torch_device))
     for b in range(4):
         m, s = mu[b].clone().requires_grad_(), sigma[b].clone().requires_grad_()
         expected = torch.autograd.grad((sample(m, s, N, seed=SEEDS[b]) ** 2).sum(), (m, s))
         assert all(torch.allclose(x[b], y) for x, y in zip(got, expected, strict=True))
+    assert slopes(*[mu[:0].reshape(0, 2, 3)] * 2, seed_tensor(torch_device)[:0])[0].shape == (0, 2, 3)
 
 
 def test_a_compiled_batch_is_written_to_out(torch_device: str) -> None:
