@@ -77,7 +77,7 @@ class Plan:
         self._d, self._n, self._last_row, self._last_column = d, n, ROWS - d, COLUMNS - n
         self._keys = keys_in(call.seed, library, device) if is_in_array(call.seed) else None
         self._read_words: Callable[[Any], Any] | None = None if inputs.batch is None else only_words
-        if call.grad is not None and call.seed is None:
+        if call.grad is not None and call.seed is None:  # The backward pass passes what the sample returned.
             self._read_words = lambda words: words
         reads_memory = self._keys is not None and self._keys.is_on_device
         self.has_device_seeds = self._keys is not None and reads_memory and not self._keys.offset_at
@@ -146,9 +146,9 @@ class Plan:
         """Launch. For samples, `matrix` is `out` or None; for gradients, the matrix that is read.
 
         Returns four values: the result or a tuple of results, the seed, the offset, and an array of one element on the
-        device. The element is the offset; if the host knows the offset, the array is None. For gradients, `seed` may be
-        the last three values that the sample returned. Every step that can fail, except the launch, precedes the taking
-        of seed and offset.
+        device. The element is the offset; if the host knows the offset, the array is None. For gradients, `seed` is an
+        array of seeds, or the last three values that the sample returned. Every step that can fail, except the launch,
+        precedes the taking of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
             checked_window(self._n, dim_offset, sample_offset)
@@ -366,8 +366,8 @@ class PlanCache(dict[Hashable, P]):
 
 
 PLANS: PlanCache[Any] = PlanCache(1024)
-"""A `Planned` for each key of `sample` and `weighted_moments`. For a key of `perturb`, whose arrays are too many for a
-key, several plans with a guard."""
+"""Plans by key: a `Planned` for a call of `sample` or `weighted_moments`, and for a gradient. For a key of `perturb`,
+whose arrays are too many for a key, several plans with a guard; with JAX, whose key has the arrays, their groups."""
 
 _MOST_GUARDED = 4
 

@@ -379,15 +379,17 @@ inline Geometry plain_geometry(const Launch& call, Geometry g, u64 groups) {
   return g;
 }
 
-// run(turns, usual) for the version of a plain kernel that draws a geometry; run(0, false) for other kernels.
+// Calls run(turns, usual) with the version of a plain kernel for a geometry, which `Geometry.version` in Python returns
+// too; run(0, false) for other kernels.
 template <class Out, bool antithetic, StoreKind store_kind, class Run>
 auto with_version(const Geometry& g, const Run& run) {
   constexpr bool in_pieces = store_kind == kPlainTransposed;
-  constexpr u32 some = in_pieces ? 2 : sizeof(Out) < 8 && !antithetic ? kOneRowTurns : kPlainTurns;
+  // The turns, apart from 1, that only usual calls have. Antithetic calls and calls of float64 with kPlain have none.
+  constexpr u32 usual_turns = in_pieces ? 2 : sizeof(Out) < 8 && !antithetic ? kOneRowTurns : kPlainTurns;
   const auto run_turns = [&](auto usual) {
     if (g.turns == 1) return run(Constant<1u>{}, usual);
     if constexpr (usual) {
-      if (g.turns == some) return run(Constant<some>{}, usual);
+      if (g.turns == usual_turns) return run(Constant<usual_turns>{}, usual);
     }
     return run(Constant<in_pieces ? kManyTurns : kPlainTurns>{}, usual);
   };

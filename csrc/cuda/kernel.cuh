@@ -45,7 +45,8 @@ constexpr int kMostThreads = store_kind == kTransposed                        ? 
                                                                               : kThreads;
 
 // Minimum blocks per multiprocessor for __launch_bounds__, where the compiler's own choice spills registers or lowers
-// occupancy; else 0.
+// occupancy; else 0. In the plain kernels, fewer registers would make the compiler move the loads of mu and sigma
+// behind the noise.
 template <class Out, bool shared_noise, bool antithetic, StoreKind store_kind>
 constexpr int kBlocksAtOnce =
     store_kind == kTransposed || store_kind == kTransposedStaged       ? 768 / kMostThreads<shared_noise, store_kind>

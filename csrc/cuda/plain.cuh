@@ -10,6 +10,7 @@ namespace multisample {
 // A block draws some groups of some rows. A thread keeps its group and goes down `turns` rows. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry& geometry) {
+  static_assert(turns > 0, "see with_version");
   using Real = Computing<Out>;
   constexpr u32 width = Elements<Out, antithetic>::kCount;
   // Whether a pass of a block has one row. All threads of the block then have the same row.
@@ -72,6 +73,7 @@ MULTISAMPLE_FUNCTION void draw_plain_rows(const SampleCall& call, const Geometry
 // geometry.turns is the number of groups. `usual`: see is_usual().
 template <class Out, bool shared_noise, bool antithetic, bool fast, u32 turns, bool usual>
 MULTISAMPLE_FUNCTION void draw_plain_pieces(const SampleCall& call, const Geometry& geometry) {
+  static_assert(turns > 0, "see with_version");
   using Real = Computing<Out>;
   using Group = Elements<Out, antithetic>;
   constexpr u32 width = Group::kCount, own_rows = kOwnRows<sizeof(Out)>;

@@ -105,18 +105,17 @@ class _RecordedSample:
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
         template, kind = self.plan.template, MATRIX_TYPES[self.plan.dtype]
-        # Whether the seed is in an array. If so, each call keeps a copy of the array for its backward pass.
-        self.has_array = is_in_array(call.seed)
+        # Whether keys are in an array. If so, each call keeps a copy of the array for its backward pass.
+        self.has_key_array = is_in_array(call.seed)
+        is_one_column = template.columns == 1 and not self.has_key_array
         # The gradients of one sample are elementwise products, which are faster than drawing the noise again.
         keeps_noise = (
-            template.columns == 1 and not self.has_array
-            and kind.computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
+            is_one_column and kind.computing == self.plan.dtype and getattr(call.sigma, "requires_grad", False)
             and (is_number(call.mu) or template.mu_stride == kind.size) and template.sigma_stride == kind.size
         )  # fmt: skip
         self.run_plan = _CompiledPlan.around(self.plan, call, keeps_noise).run
         # If the matrix has one column, its gradient is also the gradient of mu, and the kernel computes one result.
-        is_one_column = template.device != HOST and template.columns == 1 and not (self.plan.is_empty or self.has_array)
-        self.order = 1 if is_one_column else 2
+        self.order = 1 if is_one_column and template.device != HOST and not self.plan.is_empty else 2
         # The plan for the signature of the latest gradient. Its compiled function returns None for other signatures.
         self.gradient_plan: Plan | None = None
         self.gradients: Callable[..., Any] = lambda *arguments: None
@@ -126,7 +125,7 @@ class _RecordedSample:
         self.axis = -2 if call.layout == "nd" else -1
         # Whether the gradients of mu and sigma have the shape and type of the kernel's sums.
         self.real = real = dtype_of(kind.computing)
-        self.has_plain_gradients = not self.has_array and all(
+        self.has_plain_gradients = not self.has_key_array and all(
             isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is real
             for x in (call.mu, call.sigma)
         )
@@ -138,7 +137,7 @@ class _RecordedSample:
         return (_apply(mu, sigma, (self, seed, generator, window)),)
 
     def like(self, name: str, gradient: Any) -> Any:
-        """Convert `gradient` from shape (d,) or (B, d) to the shape and type of the argument `name`."""
+        """`gradient`, (d,) or in a batch (B, d), summed to the shape of the argument `name`, and in its type."""
         shape, element = self.kinds[name]
         lead = shape[:1] if self.is_batch and len(shape) > 1 else ()
         if self.is_batch:  # Round before the sum over dimensions, as the operator does.
@@ -160,7 +159,7 @@ class _SampleFunction(torch.autograd.Function):
         recorded, seed, generator, window = arguments
         drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, *window)
         words = drawn[1:4]
-        if recorded.has_array:  # The caller may change it before the backward pass.
+        if recorded.has_key_array:  # The caller may change it before the backward pass.
             words = seed.clone() if isinstance(seed, torch.Tensor) else copy.copy(seed)
         ctx.drawn, ctx.noise = (recorded, words, window), drawn[4:]
         return drawn[0]
@@ -206,7 +205,8 @@ _is_legacy_batch, _TENSOR = torch._C._functorch.is_legacy_batchedtensor, torch.T
 
 def _by_operator(recorded: _RecordedSample, grad: Any, words: Any, dim_offset: int, sample_offset: int) -> Any:
     keys, call = None, recorded.call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
-    if recorded.has_array:
+    if recorded.has_key_array:
+        words = TORCH.host_array(words) if isinstance(words, torch.Tensor) and words.is_cpu else words
         keys, words = keys_of(words, grad.device)[0], (0, 0, None)
         grad = grad if recorded.is_batch else grad[None]
     seed, offset, offset_array = words
@@ -220,10 +220,10 @@ def _gradients(recorded: _RecordedSample, grad: Any, words: Any, *window: int) -
     """The gradients of `mu` and `sigma`, or with ``order=1`` of `sigma`: (d,) or (B, d), in the computing type."""
     if grad._is_zerotensor():
         return _by_operator(recorded, grad, words, *window)
-    call = recorded.call._replace(seed=words if recorded.has_array else None)
+    call = recorded.call._replace(seed=words if recorded.has_key_array else None)
     key = (
         "gradient", grad.dtype, grad.shape, grad.stride(), grad.device, call.layout, call.noise, call.antithetic,
-        call.fast_math, signature_of(words) if recorded.has_array else None,
+        call.fast_math, signature_of(words) if recorded.has_key_array else None,
     )  # fmt: skip
     plan: Plan | None = PLANS.get(key)
     if plan is None:
@@ -233,7 +233,7 @@ def _gradients(recorded: _RecordedSample, grad: Any, words: Any, *window: int) -
     gradients = plan.run(None, None, None, grad, words, None, *window)[0]
     if plan.is_empty:  # A sum of no elements is 0.
         return tuple(x.zero_() for x in gradients)
-    if plan is not recorded.gradient_plan and not recorded.has_array:
+    if plan is not recorded.gradient_plan and not recorded.has_key_array:
         run = _compiled_run(plan, call._replace(operation=Operation.gradient, grad=grad), None)
         recorded.gradients, recorded.gradient_plan = run or recorded.gradients, plan
     return gradients

@@ -331,12 +331,12 @@ COMPILING = """
 import os, sys, threading, time
 import multisample
 assert "logging" not in sys.modules
-import multisample.backends.kernels.cpu.launcher  # A child could not import what a thread of its parent was importing.
+import multisample.backends.kernels.cpu.launcher  # A child cannot finish an import that a thread of its parent began.
 from numba.core.compiler_lock import global_compiler_lock
 draw = lambda: multisample.sample([0.0] * 3, 1.0, 5, seed=7)
 thread = threading.Thread(target=draw)
 thread.start()
-while global_compiler_lock._lock.acquire(blocking=False):
+while thread.is_alive() and global_compiler_lock._lock.acquire(blocking=False):
     global_compiler_lock._lock.release()
     time.sleep(0.001)
 for _ in range(5):

@@ -151,6 +151,7 @@ def test_ids_replace_the_hashes_of_names() -> None:
 
 
 ONE = jnp.ones(3)
+FAR = np.array([[0, 1, 1, 0], [0, 1, 0, 1]], np.uint32)  # The first offset is 2**32.
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"parameters": {"a": {"b": jnp.arange(3)}}}, TypeError, r"parameters\['a.b'\]: expected elements of type float16"),
     ({"parameters": [ONE, 1.0]}, TypeError, r"parameters\[1\]: expected an array, got the number 1.0"),
@@ -165,10 +166,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"coefficients": float("nan")}, ValueError, "coefficients: expected finite numbers"),
     ({"member": -1}, ValueError, "member: expected "),
     ({"member": 2**32 - 1, "coefficients": [1.0, 2.0]}, ValueError, r"member: expected member \+ K <= 2\*\*32"),
-    ({"seed": Key(1, 2**32)}, ValueError, "seed: expected a Key with an offset below"),
-    ({"seed": np.array([0, 1, 1, 0], np.uint32)}, ValueError, "seed: expected a Key with an offset below"),
+    *(({"seed": seed}, ValueError, "seed: expected a Key with an offset below") for seed in (
+        Key(1, 2**32), Key(1, np.uint64(2**32)), Key(1, jnp.array([1, 0], np.uint32)), FAR[0], jnp.array(FAR[0]))),
     ({"seed": [1, 2], "member": [1, 2]}, ValueError, "seed, member: expected a vector for one of the two"),
-    ({"seed": [1, Key(1, 2**32)]}, ValueError, r"seed\[1\]: expected a Key with an offset below"),
+    *(({"seed": seed}, ValueError, r"seed\[1\]: expected a Key with an offset below") for seed in (
+        [1, Key(1, 2**32)], np.flip(FAR, 0), jnp.flip(FAR, 0))),
     ({"member": [1, -2]}, ValueError, r"member\[1\]: expected 0 <= member"),
     ({"member": jnp.ones(3)}, TypeError, "member: expected integers, got elements of type float32"),
     ({"member": jnp.ones((3, 1), int)}, ValueError, r"member: .* vector of shape \(K,\), got \(3, 1\)"),

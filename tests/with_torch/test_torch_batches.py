@@ -36,6 +36,7 @@ def one_by_one(mu: torch.Tensor, sigma: torch.Tensor, **options: Any) -> torch.T
 FORMS = {
     "list": lambda device: list(SEEDS),
     "tensor": lambda device: seed_tensor(device, torch.uint64),
+    "tensor on the host": lambda device: seed_tensor("cpu", torch.uint64),
     "seeds and offsets": lambda device: torch.from_numpy(np.array([[x, 0] for x in SEEDS], np.uint64)).to(device),
 }
 
@@ -82,10 +83,9 @@ def test_moments_record_gradients_of_a_batch(torch_device: str) -> None:
     alone = [weighted_moments(weights[b], mu[b], sigma[b], seed=SEEDS[b]) for b in range(4)]
     with torch.no_grad():
         assert all(map(torch.equal, got, weighted_moments(weights, mu, sigma, seed=SEEDS)))
-    for k in range(2):
+    for k, leaf in enumerate((mu, sigma)):
         expected = torch.stack([moments[k] for moments in alone])
         assert torch.equal(got[k], expected)
-        leaf = (mu, sigma)[k]
         gradients = [torch.autograd.grad(m.sum(), leaf, retain_graph=True)[0] for m in (got[k], expected)]
         assert torch.allclose(*gradients)
 
@@ -174,8 +174,7 @@ def test_the_operators_pass_the_tests_of_torch_library(torch_device: str) -> Non
 def test_operators_refuse_wrong_shapes(torch_device: str) -> None:
     multisample.torch.load_operators()
     sigma = torch.ones(6, device=torch_device)
-    of_mu, of_keys = "mu must have shape", "keys must have shape"
-    both = f"{of_mu}|{of_keys}"
+    of_mu, of_keys, both = "mu must have shape", "keys must have shape", "(mu|keys) must have shape"
     for mu, keys, message in (((4, 6), (3, 2), both), ((4, 6), (4, 3), of_keys), ((4, 6, 1), (4, 2), of_mu)):
         key_tensor = torch.zeros(keys, dtype=torch.int64, device=torch_device)
         with pytest.raises(RuntimeError, match=message):
@@ -245,9 +244,7 @@ def test_derivatives_of_moments_equal_those_of_recorded_calls() -> None:
 
 
 def test_errors_of_moments_name_the_argument() -> None:
-    def moments(weights: Any) -> Any:
-        return weighted_moments(weights, MU[0], 1.0, seed=1)
-
+    moments = functools.partial(weighted_moments, mu=MU[0], sigma=1.0, seed=1)
     with pytest.raises(ValueError, match=r"^weights: require grad"):
         torch.func.grad(lambda w: moments(w)[0].sum())(WEIGHTS[0])
     for wrong, message in ((torch.zeros(2, 0), "shape"), (torch.full((2, 4), torch.nan), "finite weights")):

@@ -150,6 +150,7 @@ def _state(static: Static, device: int) -> tuple[int, bytes]:
     # Lengths may be unknown. Kernels for the CPU depend on the direction in which elements are adjacent.
     like = launch._replace(rows=1 if static.d == 1 else 2, row_stride=size if has_adjacent_rows else 2 * size)
     run = 0 if c_function is None else c_function(like)
+    # For layout "nd", a column stride of 0.
     return run, pack(launch._replace(column_stride=size * (static.layout == "dn"))) + template
 
 

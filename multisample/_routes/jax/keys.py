@@ -55,7 +55,7 @@ def batch_length(seed: Any) -> int | None:
 
     An array that cannot be a seed raises TypeError or ValueError.
     """
-    if is_jax(seed) and seed.shape and _is_key_type(seed.dtype):
+    if is_jax(seed) and seed.shape and is_key(seed):
         return seed.shape[0] if len(seed.shape) == 1 else None
     return batch_of(seed)
 
@@ -68,7 +68,7 @@ def key_vector(seed: Any) -> Any:
     """
     if isinstance(seed, (list, tuple)):
         seed = host_words(seed)
-    elif _is_key_type(seed.dtype):
+    elif is_key(seed):
         _check_bits("seed", seed.dtype)
         return jax.random.key_data(seed)
     elif seed.dtype == np.uint32:
@@ -100,7 +100,7 @@ def _halves(x: Any) -> Any:
 def _of_seed(seed: Any) -> tuple[Any, Any]:
     """Seed and offset: integers, or arrays for `_high_first`."""
     if isinstance(seed, Key):
-        return _of_word("seed.seed", seed.seed), _of_word("seed.offset", seed.offset)
+        return word_of("seed.seed", seed.seed), word_of("seed.offset", seed.offset)
     if batch_length(seed) is not None:
         keys = key_vector(seed)
         return keys[:, :2], keys[:, 2:] if keys.shape[1] == 4 else 0
@@ -108,16 +108,16 @@ def _of_seed(seed: Any) -> tuple[Any, Any]:
         return checked_key(seed)
     if seed.shape == (4,) and seed.dtype == np.uint32:
         return seed[:2], seed[2:]
-    return _of_word("seed", seed), 0
+    return word_of("seed", seed), 0
 
 
-def _of_word(name: str, x: Any) -> Any:
-    """A seed or an offset."""
+def word_of(name: str, x: Any) -> Any:
+    """A seed or an offset: an integer, or an array or a JAX key."""
     if not is_jax(x):
         is_data = isinstance(x, np.ndarray) and x.shape == (2,) and x.dtype == np.uint32
         return checked_key(x)[0] if is_data else checked_seed(name, x)
     shape = x.shape
-    if _is_key_type(x.dtype):
+    if is_key(x):
         if name == "seed.offset":
             raise TypeError(f"{name}: expected an integer or uint32[2], got a JAX key")
         if shape != ():
@@ -132,6 +132,11 @@ def _of_word(name: str, x: Any) -> Any:
         return x if isinstance(x, jax.core.Tracer) else checked_integer(name, x, 0, WORD_64)
     key = "" if name == "seed.offset" else " a JAX key"
     raise TypeError(f"{name}: expected an integer,{key} or uint32[2], got {x.dtype}{list(shape)}")
+
+
+def is_key(x: Any) -> bool:
+    """Whether `x` is a JAX key, or an array of them."""
+    return _is_key_type(x.dtype)
 
 
 @functools.cache
@@ -173,7 +178,7 @@ def operands_of(words: Words) -> tuple[Any, ...]:
 
 def _high_first(x: Any) -> Any:
     """The high and the low half of a number."""
-    if _is_key_type(x.dtype):
+    if is_key(x):
         return jax.random.key_data(x)
     if x.ndim:
         return jnp.asarray(x)

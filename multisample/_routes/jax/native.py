@@ -1,6 +1,6 @@
 """The compiled handlers, which XLA calls. They run without the interpreter, except calls that Python has to resolve.
 
-When XLA makes an executable, each of its calls gets a `State`, which Python resolves from the call's options. To run,
+When XLA makes an executable, each of its calls gets a state, which Python makes from the call's options. To run,
 the handler copies the state's `Launch`, fills in addresses and lengths, and passes it to a C function of the backend. A
 backend that launches through the CUDA driver has no C function. Python makes its first launch, and stores the launch's
 bytes in the state as a record. Later calls repeat the record with their own addresses. Calls without a C function or
@@ -28,7 +28,8 @@ from multisample.backends.system import cuda_driver, xla_ffi
 
 from .python_entry import digest, enter_python
 
-# Process-wide words that compiled code finds by symbol: XLA's type ids of states on the host, on CUDA; CUDA functions.
+# Process-wide words that compiled code finds by symbol: XLA's type ids of states on the host and on CUDA, then three
+# functions of CUDA.
 _TYPES, _LAUNCH, _GET_DEVICE, _EXCHANGE_MODE, _PROCESS = 0, 2, 3, 4, 5
 _process = np.zeros(_PROCESS, np.int64)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_process))  # XLA may call when the module's variables are gone.
@@ -145,7 +146,7 @@ def _fill_perturb(frame, state, launch, on_device):
 
 
 def _filling(operation: Operation) -> Callable[..., Any]:
-    """``fill(frame, state, launch, on_device)`` completes the launch, a copy of the state's.
+    """``fill(frame, state, launch, on_device)`` completes the launch, a copy of the state's template.
 
     For perturb, `fill` allocates the spans, at the address in `matrix`, and the caller frees them. The address is 0 if
     the allocation failed. On a device, `first` is the address of `begins`, which Python adds to the spans.
@@ -176,7 +177,7 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             launch[WORD.columns] = word_at(word_at(_buffer(operands, 0) + xla_ffi.BUFFER_DIMS))
             launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + xla_ffi.BUFFER_DIMS))
             return
-        # The template's matrix has one element, and with layout "nd" its columns have no stride.
+        # The template's matrix has one element, of `matrix_step` bytes. With layout "nd", its `column_stride` is 0.
         shape, size = word_at(_buffer(frame + matrix_list, 0) + xla_ffi.BUFFER_DIMS), launch[WORD.matrix_step]
         set_half(launch, HALF.batch, word_at(shape))
         if launch[WORD.column_stride] == 0:
@@ -243,7 +244,10 @@ def _call_on_device(run, launch):
 
 
 def _executing(operation: Operation, target: int, on_device: bool) -> Callable[..., Any]:
-    """The handler of executions. It repeats a record, calls the C function, or enters Python with the launch."""
+    """The handler of a target. To execute, it repeats a record, calls the C function, or enters Python with the launch.
+
+    In the other stages, it enters Python without a launch.
+    """
     fill, is_sample, is_perturb = _filling(operation), operation == Operation.sample, operation == Operation.perturb
 
     def execute(frame):

@@ -98,7 +98,7 @@ def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[An
 
 
 def with_offsets(words: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Seed and offsets, which are zeros if a program has no operand for them."""
+    """Seed and offsets. Offsets are zeros if the program has no operand for them."""
     (seed, *offsets) = words
     return seed, offsets[0] if offsets else jnp.zeros((*seed.shape[:-1], 6), jnp.uint32)
 

@@ -33,7 +33,7 @@ from ..._randomness.generator import Key
 from ..._randomness.seed_argument import check_offset, key_words
 from ..._tracing import is_symbol, is_traced_by_jax
 from . import as_array
-from .keys import Words, batch_length, halves_of, key_vector, operands_of, words_of, words_of_members
+from .keys import Words, batch_length, halves_of, is_key, key_vector, operands_of, word_of, words_of, words_of_members
 from .partitioning import with_offsets
 from .primitives import bind, varying
 from .programs import program_of
@@ -142,27 +142,37 @@ def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, V
     is_number = isinstance(on_host, float) or (on_host is None and np.shape(coefficients.given) == ())
     count = None if members is None else len(members)
     variant = variant_of(None if is_number else length, None, seeds, None, count, False, None)
-    if seeds == 1 and not is_number and is_jax(seed):  # One seed for one coefficient.
+    if seeds == 1 and not is_number and is_jax(seed):  # A vector of one seed, for a vector of one coefficient.
         seed = key_vector(seed)[0]
     return words_of(seed, member, 0, "member") if members is None else words_of_members(seed, members), variant
 
 
 def _keys(seed: Any) -> tuple[Any, int | None]:
-    """One key and None, or a vector of keys and its length. Keys on the host are checked."""
+    """One key and None, or a vector of keys and its length. Offsets on the host are checked."""
     if isinstance(seed, (int, Key)):
-        if isinstance(seed, Key) and isinstance(seed.offset, int):
-            check_offset("seed", seed.offset)
+        if isinstance(seed, Key) and isinstance(offset := word_of("seed.offset", _on_host(seed.offset)), int):
+            check_offset("seed", offset)
         return seed, None
-    is_data = is_jax(seed) and seed.shape == (4,) and seed.dtype == np.uint32
-    if is_data and not isinstance(seed, jax.core.Tracer) and is_on_host(seed):
-        seed = np.asarray(seed)
+    # An array of JAX's keys has no offsets.
+    if is_jax(seed) and seed.shape[-1:] == ((4,) if seed.dtype == np.uint32 else (2,)) and not is_key(seed):
+        seed = _on_host(seed)
     if is_jax(seed):
         count = batch_length(seed)
-        return _keys(key_vector(seed)[0]) if count == 1 and len(seed.shape) > 1 else (seed, count)
-    seed, form, word, offset, count = key_words(seed)
+        if count == 1 and len(seed.shape) > 1:  # One key.
+            return _keys(key_vector(seed)[0])
+        return seed, count
+    words, form, word, offset, count = key_words(seed)
     if form is None:
         return Key(word, offset), count
-    return seed if seed[:, 1].any() else seed[:, 0], count
+    if form != "words":
+        raise TypeError(f"seed: expected integers, keys, or an array of JAX or NumPy, got {describe(seed)}")
+    words = words if words[:, 1].any() else words[:, 0]  # Without offsets, programs have an operand less.
+    return words, count
+
+
+def _on_host(x: Any) -> Any:
+    """An array of JAX in host memory as NumPy's, if its values are known; else `x`."""
+    return np.asarray(x) if is_jax(x) and not isinstance(x, jax.core.Tracer) and is_on_host(x) else x
 
 
 def _members(member: Any, length: int) -> tuple[Any, Any]:

@@ -54,7 +54,7 @@ class Static(NamedTuple):
     batched: tuple[str, ...] = ()
     """The operands with the axis of the batch. Set for custom calls only."""
     parameters: tuple[Parameter, ...] = ()
-    """The parameters that perturb adds noise to. Their type is `dtype`."""
+    """The parameters that perturb adds noise to. In a custom call, all are of type `dtype`."""
     has_factors: bool = False
     """Whether perturb has the operand `factors`, with a factor for each parameter."""
     operation: Operation = Operation.sample
@@ -63,7 +63,7 @@ class Static(NamedTuple):
     order: int = 0
     """How many moments there are."""
     seeds: int | None = None
-    """The number of seeds of a vector; None for one seed."""
+    """The length of the result's leading axis: how many seeds, or members of perturb, it has; None without the axis."""
     dims: tuple[int, ...] = ()
     """The common shape of `mu` and `sigma`. The product of its lengths is `d`."""
     result: tuple[int, ...] = ()
