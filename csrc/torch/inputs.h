@@ -76,9 +76,12 @@ bool is_finite_from(const Vector& vector, u64 count, Real least) {
   for (u64 first = 0; first < count; first += kChunk) {
     const u64 length = min(count - first, kChunk);
     read(vector, first, length, x);
-    // An integer of the size of Real: compilers do not vectorise a sum of bools.
+    // An integer of the size of Real: compilers do not vectorise a sum of bools, nor float with && or double with &.
     decltype(float_bits(least)) invalid = 0;
-    for (u64 k = 0; k < length; ++k) invalid |= x[k] >= least && x[k] <= most ? 0 : 1;
+    for (u64 k = 0; k < length; ++k) {
+      const bool is_valid = sizeof(Real) == 4 ? (x[k] >= least) & (x[k] <= most) : x[k] >= least && x[k] <= most;
+      invalid |= is_valid ? 0 : 1;
+    }
     if (invalid != 0) return false;
   }
   return true;
@@ -96,7 +99,8 @@ bool has_valid_inputs(const Launch& call) {
 // computing type.
 inline bool has_valid_inputs(const Launch& call) {
   const DefaultFloatingPoint guard;
-  for (u64 b = 0; b < max(call.batch, 1); ++b) {
+  const bool are_shared = call.mu_step == 0 && call.sigma_step == 0 && call.weights_step == 0;
+  for (u64 b = 0; b < (are_shared ? 1 : max(call.batch, 1)); ++b) {
     const Launch one = matrix_of_batch(call, b);
     if (!(call.type == kFloat64 ? has_valid_inputs<double>(one) : has_valid_inputs<float>(one))) return false;
   }

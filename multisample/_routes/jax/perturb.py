@@ -166,7 +166,6 @@ def _keys(seed: Any) -> tuple[Any, int | None]:
         return Key(word, offset), count
     if form != "words":
         raise TypeError(f"seed: expected integers, keys, or an array of JAX or NumPy, got {describe(seed)}")
-    words = words if words[:, 1].any() else words[:, 0]  # Without offsets, programs have an operand less.
     return words, count
 
 
