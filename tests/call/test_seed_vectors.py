@@ -258,8 +258,9 @@ def test_bad_shapes_have_clear_errors(backend: str, place: Place) -> None:
 
 
 def test_out_that_overlaps_itself_or_an_input_and_the_index_of_a_bad_value() -> None:
-    with pytest.raises(ValueError, match=r"sigma\[1, 2\] = -1.0"):
-        multisample.sample(0.0, np.array([[1.0] * 4, [1.0, 1.0, -1.0, 1.0]]), 5, seed=[1, 2])
+    for make in (np.array, pytest.importorskip("torch").tensor):
+        with pytest.raises(ValueError, match=r"sigma\[1, 2\] = -1.0"):
+            multisample.sample(0.0, make([[1.0] * 4, [1.0, 1.0, -1.0, 1.0]]), 5, seed=[1, 2])
     memory = np.zeros(1000)
     overlapping = np.lib.stride_tricks.as_strided(memory, (2, 3, 4), (8 * 6, 8 * 4, 8))
     with pytest.raises(ValueError, match="out: expected elements that do not overlap"):
