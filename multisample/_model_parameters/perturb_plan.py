@@ -33,7 +33,7 @@ from .._randomness.seed_argument import MOST_OFFSETS, key_words, keys_in
 from .._reading import coefficients_reader
 from .._stream_order import order_after, order_before, scratch_allocator
 from .._tracing import is_of_torch
-from .populations import DECAYED, PLAIN, Variant, decays_of, factors_of, members_of, variant_of, words_reader
+from .populations import DECAYED, PLAIN, Variant, decays_of, factors_of, members_of, population_of, words_reader
 from .spans import Block, Shards, one_of, packer_of, spans_of, steps_of
 from .structures import ACCEPTED, Structure, ids_of
 from .ties import Memory, Ties, memory_of, ties_of
@@ -62,7 +62,8 @@ def perturbed(
     """The result of a call whose arrays are of one library. TypeError or ValueError if an argument is wrong.
 
     `out` is `parameters` itself in place. `given_out` is the argument `out`, and `given` the argument `coefficients`.
-    `shards` says which elements the arrays have, if they are parts of parameters. `batch`: see `variant_of`.
+    `shards` says which elements the arrays have, if they are parts of parameters. If PyTorch's vmap made one call of
+    several, `batch` says which arguments have the axis of the population.
     """
     if type(fast_math) is not bool:
         check_flag("fast_math", fast_math)
@@ -142,9 +143,11 @@ def _varied(
     member, member_form, members = members_of(member, length)
     if batch is None and form is None and decays is None and seeds is None and members is None:
         return seed, word, offset, member, None, None
-    variant = variant_of(
-        None if is_number else length, form, seeds, member_form, members, decays is not None, batch
-    )  # fmt: skip
+    if batch is not None:
+        variant = batch._replace(seed=form, member=member_form, has_decay=decays is not None)
+    else:
+        size, has_own_keys = population_of(None if is_number else length, seeds, members)
+        variant = Variant(form, member_form, size, has_own_keys, decays is not None)
     return seed, word, offset, member, decays, variant
 
 

@@ -43,32 +43,23 @@ class Variant(NamedTuple):
 PLAIN, DECAYED = Variant(), Variant(has_decay=True)
 
 
-def variant_of(
-    length: int | None, form: Hashable, seeds: int | None, member_form: Hashable, members: int | None, has_decay: bool,
-    batch: Variant | None,
-) -> Variant:  # fmt: skip
-    """The variant of a call with `length` coefficients, or None for a number; ValueError if lengths differ.
+def population_of(length: int | None, seeds: int | None, members: int | None) -> tuple[int | None, bool]:
+    """`Variant.size` and `Variant.has_own_keys` of a call; ValueError if lengths differ.
 
-    `seeds` is the number of seeds in a vector, or None for one seed; `members` likewise. If PyTorch's vmap made one
-    call of several, `batch` says which arguments have the axis of the population.
+    `length` is the number of coefficients in a vector, or None for a number; `seeds` and `members` likewise.
     """
-    own_keys, size = False, None
-    if batch is not None:
-        return batch._replace(seed=form, member=member_form, has_decay=has_decay)
     if seeds is not None and members is not None:
         raise ValueError(f"seed, member: expected a vector for one of the two, got {seeds} seeds and {members} members")
     if length is None:
-        size = members if seeds is None else seeds
-    elif members is not None:
+        return members if seeds is None else seeds, False
+    if members is not None:
         raise ValueError(
             "member: expected an integer with a vector of coefficients, which belong to the members from this one on,"
             f" got a vector of {members}"
         )
-    elif seeds is not None:
-        if seeds != length:
-            raise ValueError(f"seed: expected one seed, or one for each of {length} coefficients, got {seeds}")
-        own_keys = seeds != 1
-    return Variant(form, member_form, size, own_keys, has_decay)
+    if seeds is not None and seeds != length:
+        raise ValueError(f"seed: expected one seed, or one for each of {length} coefficients, got {seeds}")
+    return None, seeds is not None and seeds != 1
 
 
 # --- Members ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT
 from .._libraries import is_number
 from .._libraries.torch import owners_of, scaled
 from .._model_parameters.perturb_plan import check_leaves, perturbed
-from .._model_parameters.populations import Decays, decays_of, variant_of
+from .._model_parameters.populations import Decays, decays_of, population_of
 from .._model_parameters.structures import Structure, matching, structure_of
 from .._randomness.generator import WORD_64, Key
 from .._randomness.seed_argument import batch_of
@@ -118,7 +118,7 @@ def perturb_in_graph(
         members, first_member, count = member, 0, member.shape[0]
     decays = None if _is_integer(decay) and decay == 0 else decays_of(decay, sources)
     length = None if vector is None else vector.shape[0] if isinstance(vector, torch.Tensor) and vector.dim() else None
-    size = variant_of(length, None, seeds, None, count, False, None).size
+    size, _ = population_of(length, seeds, count)
     ids_are_known = ids is None or (
         isinstance(ids, Mapping) and sources.names is not None and all(name in sources.names for name in ids)
     ) or (isinstance(ids, Sequence) and sources.names is None and len(ids) == len(arrays))  # fmt: skip

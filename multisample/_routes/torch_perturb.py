@@ -17,7 +17,7 @@ from multisample.backends.torch_ext.operator_rules import joined
 from .._checks.coefficients import TRANSFORMED, WITH_GRADIENT, TransformedError
 from .._libraries.torch import TORCH, name_of, owners_of, scaled
 from .._model_parameters.perturb_plan import perturbed
-from .._model_parameters.populations import Decays, Variant, decays_of, factor_of, members_of, variant_of
+from .._model_parameters.populations import Decays, Variant, decays_of, factor_of, members_of, population_of
 from .._model_parameters.structures import Structure
 from .._randomness.generator import Key
 from .._randomness.seed_argument import key_words
@@ -68,11 +68,11 @@ def perturb_transformed(
     keys, seeds, seed = _keys(seed, device)
     members, count, member = _members(member, length or 1, device)
     decays = decays_of(decay, parameters)
-    variant = variant_of(length, keys is not None, seeds, None, count, decays is not None, None)
+    size, has_own_keys = population_of(length, seeds, count)
     names, owners = parameters.names, owners_of(list(map(id, arrays)), parameters.names)
     kept = sorted(owners.values())
-    batched = False, variant.size is not None and seeds is not None, count is not None, *(False,) * len(kept)
-    if keys is not None and not (variant.has_own_keys or batched[1]):
+    batched = False, size is not None and seeds is not None, count is not None, *(False,) * len(kept)
+    if keys is not None and not (has_own_keys or batched[1]):
         keys = keys[0]
     if names is None:
         ids = kept if ids is None else [ids[k] for k in kept]
@@ -82,8 +82,8 @@ def perturb_transformed(
         own = Structure(tuple(names[k] for k in kept), (), list, tuple(paths[k] for k in kept))
     static = _Static(
         own, None if coefficients is not None else given, seed, member,
-        None if decays is None else Decays(decays[k] for k in kept), fast_math, ids, backend, variant.has_own_keys,
-        variant.size, batched,
+        None if decays is None else Decays(decays[k] for k in kept), fast_math, ids, backend, has_own_keys,
+        size, batched,
     )  # fmt: skip
     results = _Perturbed.apply(static, coefficients, keys, members, *[arrays[k] for k in kept])
     made = dict(zip(kept, results, strict=True))

@@ -24,7 +24,7 @@ from ..._backends import check_name
 from ..._checks.coefficients import Coefficients, check_coefficients, read_coefficients
 from ..._libraries import is_number
 from ..._libraries.jax import JAX, is_jax, is_on_host
-from ..._model_parameters.populations import Variant, decays_of, factor_of, members_of, variant_of
+from ..._model_parameters.populations import decays_of, factor_of, members_of, population_of
 from ..._model_parameters.spans import steps_of
 from ..._model_parameters.structures import Structure, ids_of, names_of, one_array
 from ..._operations import COLUMNS
@@ -53,7 +53,7 @@ def perturb_jax(
             " parameters that it may overwrite: see donate_argnums"
         )
     values = _coefficients(coefficients)
-    words, variant = _words(seed, member, values)
+    words, (size, has_own_keys) = _words(seed, member, values)
     given = coefficients if values.on_host is None else values.on_host
     leaves, tree = jax.tree_util.tree_flatten(parameters)
     offsets = words.offsets if isinstance(words.offsets, tuple) else (words.offsets,)
@@ -61,7 +61,7 @@ def perturb_jax(
     key = groups = None
     if not traced and ids is None:
         try:
-            key = tree, bool(fast_math), backend, variant, *[(x.aval, x.sharding, x.committed) for x in leaves]
+            key = tree, fast_math, backend, size, has_own_keys, *[(x.aval, x.sharding, x.committed) for x in leaves]
             groups = PLANS.get(key)
         except (AttributeError, TypeError):  # For example, an array is not JAX's.
             key = None
@@ -73,8 +73,8 @@ def perturb_jax(
     numbers = ids_of(structure.names, labels, ids, range(len(arrays)))
     every = [Parameter(number, x.shape, steps_of(x.shape)) for number, x in zip(numbers, arrays, strict=True)]
     static = Static(
-        backend, "float32", shared_noise=variant.has_own_keys, fast_math=bool(fast_math), parameters=tuple(every),
-        operation=Operation.perturb, n=1, seeds=variant.size,
+        backend, "float32", shared_noise=has_own_keys, fast_math=bool(fast_math), parameters=tuple(every),
+        operation=Operation.perturb, n=1, seeds=size,
     )  # fmt: skip
     factors = _factors(decay, structure, arrays)
     if traced or any(isinstance(x, jax.core.Tracer) for x in (*arrays, *([] if factors is None else factors))):
@@ -134,17 +134,17 @@ def _coefficients(given: Any) -> Coefficients:
     return Coefficients(math.prod(given.shape), None, None, given)
 
 
-def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, Variant]:
-    """The words of seed, offset and member, and what vectors of seeds or members are for."""
+def _words(seed: Any, member: Any, coefficients: Coefficients) -> tuple[Words, tuple[int | None, bool]]:
+    """The words of seed, offset and member, and `population_of` the call."""
     seed, seeds = _keys(seed)
     on_host, length = coefficients.on_host, coefficients.length
     member, members = _members(member, length if seeds is None else 1)
     is_number = isinstance(on_host, float) or (on_host is None and np.shape(coefficients.given) == ())
     count = None if members is None else len(members)
-    variant = variant_of(None if is_number else length, None, seeds, None, count, False, None)
+    population = population_of(None if is_number else length, seeds, count)
     if seeds == 1 and not is_number and is_jax(seed):  # A vector of one seed, for a vector of one coefficient.
         seed = key_vector(seed)[0]
-    return words_of(seed, member, 0, "member") if members is None else words_of_members(seed, members), variant
+    return words_of(seed, member, 0, "member") if members is None else words_of_members(seed, members), population
 
 
 def _keys(seed: Any) -> tuple[Any, int | None]:
