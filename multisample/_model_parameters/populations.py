@@ -13,7 +13,7 @@ from .._checks.window_and_options import check_members
 from .._libraries import CPU, HOST, Device, Library, as_base_class, library_of
 from .._operations import ROWS
 from .._randomness.seed_argument import Keys, integer_type
-from .structures import Structure, names_of
+from .structures import Structure, entries_of
 
 
 class Variant(NamedTuple):
@@ -145,12 +145,9 @@ def decays_of(decay: Any, structure: Structure) -> list[float] | None:
         return [number] * count if number else None
     if structure.names is None:
         raise TypeError(f"decay: expected a number, as parameters have no names, got {describe(decay)}")
-    places = {name: k for k, name in enumerate(structure.names)}
     decays = [0.0] * count
-    for key, name in zip(decay, names_of("decay", tuple(map(str, decay))), strict=True):
-        if name not in places:
-            raise ValueError(f"decay: expected names of parameters, got {describe(key)}")
-        decays[places[name]] = _decay(f"decay[{key!r}]", decay[key])
+    for k, label, x in entries_of("decay", decay, structure.names):
+        decays[k] = _decay(label, x)
     return decays if any(decays) else None
 
 

@@ -194,6 +194,15 @@ def check_distinct(argument: str, paths: Sequence[str], names: Sequence[str]) ->
         found[name] = path
 
 
+def entries_of(argument: str, given: Mapping[Any, Any], names: Sequence[str]) -> Iterator[tuple[int, str, Any]]:
+    """The entries of a mapping by name: the position of each name, its label in errors, and its value."""
+    places = {name: k for k, name in enumerate(names)}
+    for key, name in zip(given, names_of(argument, tuple(map(str, given))), strict=True):
+        if name not in places:
+            raise ValueError(f"{argument}: expected names of parameters, got {describe(key)}")
+        yield places[name], f"{argument}[{key!r}]", given[key]
+
+
 def ids_of(names: Sequence[str] | None, labels: Sequence[str], given: Any, owners: Sequence[int]) -> list[int]:
     """The id of each array: its position, or the CRC-32 of its name, or what the argument `ids` says.
 
@@ -211,11 +220,8 @@ def ids_of(names: Sequence[str] | None, labels: Sequence[str], given: Any, owner
         if given is not None:
             if not isinstance(given, Mapping):
                 raise TypeError(f"ids: expected a mapping of names to integers, got {describe(given)}")
-            places = {name: k for k, name in enumerate(names)}
-            for key, name in zip(given, names_of("ids", tuple(map(str, given))), strict=True):
-                if name not in places:
-                    raise ValueError(f"ids: expected names of parameters, got {describe(key)}")
-                ids[places[name]] = checked_integer(f"ids[{key!r}]", given[key], 0, 2**32)
+            for k, label, x in entries_of("ids", given, names):
+                ids[k] = checked_integer(label, x, 0, 2**32)
     found: dict[int, int] = {}
     for k, number in enumerate(ids):
         if owners[k] == k and (first := found.setdefault(number, k)) != k:

@@ -26,7 +26,7 @@ from ..._libraries import is_number
 from ..._libraries.jax import JAX, is_jax, is_on_host
 from ..._model_parameters.populations import decays_of, factor_of, members_of, population_of
 from ..._model_parameters.spans import steps_of
-from ..._model_parameters.structures import Structure, ids_of, names_of, one_array
+from ..._model_parameters.structures import Structure, entries_of, ids_of, names_of, one_array
 from ..._operations import COLUMNS
 from ..._plan import PLANS
 from ..._randomness.generator import Key
@@ -212,9 +212,7 @@ def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] |
         return None
     traced: dict[Any, Any] = dict.fromkeys(range(len(arrays)), decay) if None in tracers else {}
     if tracers and not traced:
-        names = names_of("decay", tuple(map(str, tracers)))
-        places = {name: k for k, name in enumerate(structure.names or ())}
-        traced = {places[name]: x for name, x in zip(names, tracers.values(), strict=True)}
+        traced = {k: x for k, _, x in entries_of("decay", tracers, structure.names or ())}
     return [
         1 - traced[k].astype(real) if k in traced else np.array(factor_of(x, real), real)
         for k, (x, real) in enumerate(zip(decays, reals, strict=True))
