@@ -34,7 +34,6 @@ from ._checks.operands import (
 from ._checks.values import check_values
 from ._checks.window_and_options import check_rows, checked_window
 from ._libraries import Library, Operand, is_number
-from ._libraries.library import Guard
 from ._operations import COLUMNS, ROWS, Call, vectors_of
 from ._randomness.generator import DEFAULT_GENERATOR, WORD_64, DeviceCounter
 from ._randomness.generator_argument import captured_offset, counter_on, source_of
@@ -367,22 +366,23 @@ class PlanCache(dict[Hashable, P]):
 
 PLANS: PlanCache[Any] = PlanCache(1024)
 """Plans by key: a `Planned` for a call of `sample` or `weighted_moments`, and for a gradient. For a key of `perturb`,
-whose arrays are too many for a key, several plans with a guard; with JAX, whose key has the arrays, their groups."""
+whose arrays are too many for a key, and of DTensors, several plans with a guard; for one of `perturb` with JAX, whose
+arrays are in the key, their groups."""
 
 _MOST_GUARDED = 4
 
 
-def guarded_plans(key: Hashable) -> Sequence[tuple[Guard, Callable[..., Any]]]:
+def guarded_plans(key: Hashable) -> Sequence[tuple[Callable[..., Any], Callable[..., Any]]]:
     """The guards and functions of the plans under `key`."""
     try:
-        found: Sequence[tuple[Guard, Callable[..., Any]]] = PLANS.get(key, ())
+        found: Sequence[tuple[Callable[..., Any], Callable[..., Any]]] = PLANS.get(key, ())
     except TypeError:  # An argument that cannot be hashed is wrong; the checks report it.
         return ()
     return found
 
 
-def put_guarded(key: Hashable, guard: Guard, run: Callable[..., Any]) -> None:
-    """Store a plan: ``run(addresses, *arguments)`` returns a result, or None if the call needs all checks."""
+def put_guarded(key: Hashable, guard: Callable[..., Any], run: Callable[..., Any]) -> None:
+    """Store a plan, for calls that `guard` recognises. It may return None for a call that needs all checks."""
     PLANS.put(key, ((guard, run), *PLANS.get(key, ())[: _MOST_GUARDED - 1]))
 
 

@@ -369,7 +369,7 @@ def _groups(
     blocks: list[tuple[Block, ...]] = [  # By default, the block of a parameter is all of it.
         (Block((0,) * len(x.shape), x.shape, 0, steps_of(x.shape)),) for (x, _), _ in pairs
     ]
-    for k, held in enumerate(() if request.shards is None else request.shards.blocks):
+    for k, held in enumerate(() if request.shards is None else request.shards()):
         blocks[k], shape = blocks[k] if held is None else held, pairs[k][0][0].shape
         if any(b + n > size for x in blocks[k] for b, n, size in zip(x.begin, x.shape, shape, strict=True)):
             raise ValueError(f"{labels[k]}: expected a local tensor as large as its placements say, got shape {shape}")

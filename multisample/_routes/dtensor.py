@@ -24,10 +24,10 @@ from .._libraries.library import Guard
 from .._libraries.torch import TORCH, check_tensor
 from .._model_parameters.perturb_plan import check_leaves, perturbed
 from .._model_parameters.populations import decays_of
-from .._model_parameters.spans import Block, Shards, steps_of
+from .._model_parameters.spans import Block, steps_of
 from .._model_parameters.structures import Structure
 from .._operations import Call, vectors_of
-from .._plan import PlanCache, guarded_plans, put_guarded
+from .._plan import guarded_plans, put_guarded
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.generator_argument import check_generator
 from .._randomness.seed_argument import batch_of, checked_key
@@ -71,14 +71,6 @@ def _model(vectors: dict[str, Any]) -> Any:
     return max(vectors.values(), key=lambda x: len(_cuts_of(x.placements, 0)))
 
 
-_SHARD_PLANS: PlanCache[tuple[weakref.ref[Any], Callable[..., Any]]] = PlanCache(256)
-"""The plan of each kind of call: a weak reference to the mesh, and the function that `_shard_plan` makes.
-
-The reference is weak because a mesh keeps its process group alive. If a forked child freed a process group, the child
-would wait for threads that only its parent has.
-"""
-
-
 def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any]) -> Any:
     """Draw this rank's window by `draw`, in a DTensor. `placements` of None stands for those of `mu` and `sigma`."""
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
@@ -93,15 +85,14 @@ def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any])
     mu, sigma = (_signature(vectors.get(name), mesh) for name in ("mu", "sigma"))
     hashable_placements = tuple(placements) if type(placements) is list else placements
     # The mesh by identity: equal meshes may have different process groups.
-    key = id(mesh), hashable_placements, n, call.layout, mu, sigma
-    try:
-        plan = _SHARD_PLANS.get(key)
-    except TypeError:  # Unhashable placements are wrong; `_shard_plan` raises the error.
-        plan = None
-    if plan is None or plan[0]() is not mesh:
-        plan = weakref.ref(mesh), _shard_plan(vectors, n, call.layout, mesh, placements)
-        _SHARD_PLANS.put(key, plan)
-    _, draw_part = plan
+    key = "shard", id(mesh), hashable_placements, n, call.layout, mu, sigma
+    for known_mesh, draw_part in guarded_plans(key):
+        if known_mesh() is mesh:
+            return draw_part(call, mesh, dim_offset, sample_offset, draw)
+    draw_part = _shard_plan(vectors, n, call.layout, mesh, placements)
+    # The reference is weak because a mesh keeps its process group alive. If a forked child freed a process group, the
+    # child would wait for threads that only its parent has.
+    put_guarded(key, weakref.ref(mesh), draw_part)
     return draw_part(call, mesh, dim_offset, sample_offset, draw)
 
 
@@ -113,7 +104,7 @@ def _signature(x: Any, mesh: Any) -> Any:
 
 
 def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> Callable[..., Any]:
-    """``draw_part(call, mesh, dim_offset, sample_offset, draw)`` for calls of one kind: see `_SHARD_PLANS`."""
+    """``draw_part(call, mesh, dim_offset, sample_offset, draw)`` for calls of one kind. It keeps no mesh alive."""
     axis = int(layout == "nd")  # The axis of the result that counts dimensions.
     if requested is None:
         placements = tuple([_on_axis(p, axis) if _is_shard(p) else p for p in _model(vectors).placements])
@@ -359,14 +350,15 @@ def perturb_dtensors(
     key = "shards", len(parameters.arrays), len(targets)
     for guard, known in guarded_plans(key):
         if guard(parameters.arrays, targets) is not None:
-            shards = known()
+            shards = known
             break
     else:
-        shards = Shards([_blocks_of(parameters.label("parameters", k), x) for k, x in enumerate(parameters.arrays)])
+        blocks = [_blocks_of(parameters.label("parameters", k), x) for k, x in enumerate(parameters.arrays)]
+        shards = functools.partial(_itself, blocks)
         if out is not None:
             for k, (x, target) in enumerate(zip(parameters.arrays, out.arrays, strict=True)):
                 _check_parameter_target(out.label("out", k), target, x)
-        put_guarded(key, _spec_guard([*parameters.arrays, *targets]), functools.partial(_itself, shards))
+        put_guarded(key, _spec_guard([*parameters.arrays, *targets]), shards)
     part = parameters._replace(arrays=_locals_of(parameters.arrays), rebuild=list)
     held = None if out is None else part if out is parameters else out._replace(arrays=_locals_of(targets))
     with torch.no_grad():

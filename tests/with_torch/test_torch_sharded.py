@@ -84,7 +84,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import multisample
-from multisample._routes.dtensor import _SHARD_PLANS
+from multisample._plan import PLANS
 
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
@@ -93,8 +93,8 @@ for _ in range(3):
     x = multisample.sample(*vectors, 5, seed=7)
     y = multisample.torch.sample_sharded(torch.zeros(3), np.ones(()), 5, mesh=mesh, placements=[Shard(1)], seed=7)
     assert torch.equal(x.full_tensor(), y.full_tensor())
-assert len(_SHARD_PLANS) == 2
-seen, waiting = set(), [*_SHARD_PLANS, *_SHARD_PLANS.values()]
+seen, waiting = set(), [item for item in PLANS.items() if type(item[0]) is tuple and item[0][0] == "shard"]
+assert len(waiting) == 2
 while waiting:
     thing = waiting.pop()
     if id(thing) not in seen and not isinstance(thing, type) and type(thing).__name__ != "module":
@@ -104,7 +104,7 @@ while waiting:
             waiting += gc.get_referents(thing)
 child = os.fork()
 if child == 0:
-    assert len(_SHARD_PLANS) == 0
+    assert len(PLANS) == 0
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 distributed.destroy_process_group()
