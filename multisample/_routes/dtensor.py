@@ -82,7 +82,7 @@ def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any])
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
         check_tensor(name, x)
-    mu, sigma = (_signature(vectors.get(name), mesh) for name in ("mu", "sigma"))
+    mu, sigma = _signature(vectors.get("mu"), mesh), _signature(vectors.get("sigma"), mesh)
     hashable_placements = tuple(placements) if type(placements) is list else placements
     # The mesh by identity: equal meshes may have different process groups.
     key = "shard", id(mesh), hashable_placements, n, call.layout, mu, sigma
