@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
-from multisample.backends.kernels.cpu.floating_point import default_floats, has_default_floats
+from multisample.backends.kernels.cpu.floating_point import has_default_floats, with_default_floats
 
 from ._checks.coefficients import TransformedError
 from ._libraries import BY_TYPE
@@ -163,8 +163,7 @@ def perturb(
 
             return perturb_in_graph(perturb, parameters, coefficients, **options)
         if not has_default_floats():
-            with default_floats():
-                return perturb(parameters, coefficients, **options)
+            return with_default_floats(perturb)(parameters, coefficients, **options)
         from ._routes.jax.perturb import perturb_jax
 
         return perturb_jax(parameters, coefficients, **options)
