@@ -76,11 +76,7 @@ def perturbed(
             length //= max(batch.size or 0, 1)
             values = None if values is None else values.reshape(batch.size, length)
     word, offset, decays, variant = seed, 0, None, None
-    if (
-        type(seed) is Key
-        and type(seed[0]) is type(seed[1]) is int
-        and 0 <= seed[0] < WORD_64 > MOST_OFFSETS > seed[1] >= 0
-    ):
+    if type(seed) is Key and type(seed[1]) is int and 0 <= seed[1] < MOST_OFFSETS:
         word, offset = seed
     is_usual = (
         type(word) is int and 0 <= word < WORD_64 and type(member) is int and 0 <= member < ROWS - length
