@@ -9,20 +9,7 @@ from typing import Any
 import torch
 
 from .._libraries.torch import TORCH
-from .structures import check_distinct, names_of
-
-# Wrappers: the module and name of the class, and the name under which an instance holds the module that it wraps.
-_WRAPPERS = (
-    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
-    ("torch.nn", "DataParallel", "module"),
-    ("torch.nn.parallel", "DistributedDataParallel", "module"),
-    ("torch.optim.swa_utils", "AveragedModel", "module"),
-    (
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper",
-        "_checkpoint_wrapped_module",
-    ),
-    ("torch.distributed.fsdp", "FullyShardedDataParallel", "_fsdp_wrapped_module"),
-)  # fmt: skip
+from .structures import WRAPPERS, check_distinct, names_of
 
 
 def trainable_parameters(argument: str, module: Any) -> tuple[tuple[str, ...], tuple[str, ...], list[Any]]:
@@ -70,7 +57,7 @@ def _read_tree(items: Iterator[Any], path: str, name: str) -> Iterator[tuple[str
 
 def inserted_by(kind: type) -> str | None:
     """The name under which modules of this type hold the module that they wrap; None if the type is no wrapper."""
-    for module, name, inserted in _WRAPPERS:
+    for module, name, inserted in WRAPPERS:
         wrapper = getattr(sys.modules.get(module), name, None)
         if wrapper is not None and issubclass(kind, wrapper):
             return inserted

@@ -161,10 +161,21 @@ def one_array(arrays: Sequence[Any]) -> Any:
 
 # --- Names and ids ------------------------------------------------------------------------------------------------
 
-# What torch.compile, checkpoint_wrapper and FSDP1 insert into the keys of a state dict. We assume that no model has
-# these names itself. DDP inserts "module", which a model may have, so that only `modules` removes it, by the type of
-# the wrapper.
-_INSERTED = frozenset(("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"))
+# Wrappers: the module and name of the class, and the name under which an instance holds the module that it wraps.
+WRAPPERS = (
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    ("torch.nn", "DataParallel", "module"),
+    ("torch.nn.parallel", "DistributedDataParallel", "module"),
+    ("torch.optim.swa_utils", "AveragedModel", "module"),
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper",
+        "_checkpoint_wrapped_module",
+    ),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel", "_fsdp_wrapped_module"),
+)  # fmt: skip
+# What wrappers insert into the keys of a state dict. We assume that no model has these names itself. A model may have
+# the name "module", so that only `modules` removes it, by the type of the wrapper.
+_INSERTED = frozenset(inserted for _, _, inserted in WRAPPERS) - {"module"}
 
 
 def _names_of(argument: str, paths: tuple[str, ...]) -> tuple[str, ...]:
