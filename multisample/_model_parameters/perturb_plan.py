@@ -136,7 +136,7 @@ def _varied(
         if is_of_torch(x, "Tensor") and library_of("seed", x).is_transformed((x,)):
             raise TransformedError(TRANSFORMED)
     seed, form, word, offset, seeds = key_words(seed)
-    member, member_form, members = members_of(member, length)
+    member, member_form, members = members_of(member, length if seeds is None else 1)
     if batch is None and form is None and decays is None and seeds is None and members is None:
         return seed, word, offset, member, None, None
     if batch is not None:

@@ -66,7 +66,7 @@ def perturb_transformed(
         length = np.asarray(given).size
     device = arrays[0].device if arrays else torch.device("cpu")
     keys, seeds, seed = _keys(seed, device)
-    members, count, member = _members(member, length or 1, device)
+    members, count, member = _members(member, length if seeds is None and length else 1, device)
     decays = decays_of(decay, parameters)
     size, has_own_keys = population_of(length, seeds, count)
     names, owners = parameters.names, owners_of(list(map(id, arrays)), parameters.names)
