@@ -85,10 +85,10 @@ def test_a_vector_of_one_adds_an_axis_and_a_matrix_of_one_row_is_one_key(library
 
 def test_an_update_with_a_seed_for_each_coefficient(everywhere: Any) -> None:
     options: dict[str, Any] = {"backend": everywhere.backend}
-    for dtype in ("float32", "float64"):
-        p = tree(dtype)
+    for p in (tree("float32"), tree("float64")):
         for given in ([0.5, 2.0, -1.0], torch.tensor([0.5, 2.0, -1.0], device=everywhere.device, dtype=torch.float64)):
-            found = perturb({name: everywhere.put(x) for name, x in p.items()}, given, seed=KEYS, member=MEMBERS[2], **options)
+            placed = {name: everywhere.put(x) for name, x in p.items()}
+            found = perturb(placed, given, seed=KEYS, member=MEMBERS[2], **options)
             for name, x in p.items():
                 for c, key in zip((0.5, 2.0, -1.0), KEYS, strict=True):
                     x = perturb({name: x}, c, seed=key, member=MEMBERS[2])[name]
