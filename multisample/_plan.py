@@ -365,9 +365,13 @@ class PlanCache(dict[Hashable, P]):
 
 
 PLANS: PlanCache[Any] = PlanCache(1024)
-"""Plans by key: a `Planned` for a call of `sample` or `weighted_moments`, and for a gradient. For a key of `perturb`,
-whose arrays are too many for a key, and of DTensors, several plans with a guard; for one of `perturb` with JAX, whose
-arrays are in the key, their groups."""
+"""The plans of calls, by key.
+
+- `sample`, `weighted_moments` and gradients store a `Planned`.
+- `perturb` stores several plans, each with a guard, because its arrays are too many for a key. Calls with DTensors do
+  the same, because a key should keep no mesh alive.
+- `perturb` with JAX stores the groups of arrays that share devices. Its key has all arrays.
+"""
 
 _MOST_GUARDED = 4
 
@@ -382,7 +386,7 @@ def guarded_plans(key: Hashable) -> Sequence[tuple[Callable[..., Any], Callable[
 
 
 def put_guarded(key: Hashable, guard: Callable[..., Any], run: Callable[..., Any]) -> None:
-    """Store a plan, for calls that `guard` recognises. It may return None for a call that needs all checks."""
+    """Store the plan `run` for the calls that `guard` accepts. `run` may return None: then check the call in full."""
     PLANS.put(key, ((guard, run), *PLANS.get(key, ())[: _MOST_GUARDED - 1]))
 
 

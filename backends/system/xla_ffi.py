@@ -96,7 +96,7 @@ class Frame:
         return False
 
     def _registered_type(self) -> int:
-        """The type id of states, which XLA assigns once in a process."""
+        """The id that XLA gave to the type of our states. The first call in a process registers the type."""
         target, type_id = self._target, _pointer_at(self._target.type_id)
         if not type_id.value:
             name = ctypes.create_string_buffer(f"multisample_{target.platform}".encode())
@@ -136,7 +136,7 @@ class Target(NamedTuple):
     call: Callable[[Frame, int], None]
     """``call(frame, launch)`` executes the `Launch` at an address. For address 0, it makes an executable's state."""
     platform: str
-    """XLA's name of the platform. The states of its targets have one type."""
+    """XLA's name of the platform. All targets of a platform share one type of state."""
     type_id: int
     """The address of the type id of the state; the id is 0 until XLA assigns it."""
     deleter: int

@@ -29,8 +29,8 @@ class Block(NamedTuple):
 
 
 Shards: TypeAlias = Callable[[], list[tuple[Block, ...] | None]]
-"""Returns the blocks that this process holds of each parameter; None for all of it. Keys of plans compare functions by
-identity, in less time than blocks."""
+"""A function that returns the blocks that this process holds of each parameter, or None for the whole parameter. Keys
+of plans compare such functions by identity, which is faster than comparing blocks."""
 
 
 def steps_of(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ def _signature(x: Any, mesh: Any) -> Any:
 
 
 def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> Callable[..., Any]:
-    """``draw_part(call, mesh, dim_offset, sample_offset, draw)`` for calls of one kind. It keeps no mesh alive."""
+    """``draw_part(call, mesh, dim_offset, sample_offset, draw)`` for calls of one kind; it refers to no mesh."""
     axis = int(layout == "nd")  # The axis of the result that counts dimensions.
     if requested is None:
         placements = tuple([_on_axis(p, axis) if _is_shard(p) else p for p in _model(vectors).placements])

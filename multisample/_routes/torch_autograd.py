@@ -105,7 +105,7 @@ class _RecordedSample:
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
         template, kind = self.plan.template, MATRIX_TYPES[self.plan.dtype]
-        # Whether keys are in an array. If so, each call keeps a copy of the array for its backward pass.
+        # Whether keys are in an array. If so, each call keeps the array for its backward pass.
         self.has_key_array = is_in_array(call.seed)
         is_one_column = template.columns == 1 and not self.has_key_array
         # The gradients of one sample are elementwise products, which are faster than drawing the noise again.
@@ -159,8 +159,10 @@ class _SampleFunction(torch.autograd.Function):
         recorded, seed, generator, window = arguments
         drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, *window)
         words = drawn[1:4]
-        if recorded.has_key_array:  # The caller may change it before the backward pass.
-            words = seed.clone() if isinstance(seed, torch.Tensor) else copy.copy(seed)
+        if recorded.has_key_array:
+            words = seed
+            if ctx.needs_input_grad[1]:  # The gradient of sigma depends on the seeds, which the caller may change.
+                words = seed.clone() if isinstance(seed, torch.Tensor) else copy.copy(seed)
         ctx.drawn, ctx.noise = (recorded, words, window), drawn[4:]
         return drawn[0]
 
@@ -217,7 +219,7 @@ def _by_operator(recorded: _RecordedSample, grad: Any, words: Any, dim_offset: i
 
 
 def _gradients(recorded: _RecordedSample, grad: Any, words: Any, *window: int) -> Any:
-    """The gradients of `mu` and `sigma`, or with ``order=1`` of `sigma`: (d,) or (B, d), in the computing type."""
+    """The gradients of `mu` and `sigma`, (d,) or (B, d), in the computing type; only that of `sigma` with order 1."""
     if grad._is_zerotensor():
         return _by_operator(recorded, grad, words, *window)
     call = recorded.call._replace(seed=words if recorded.has_key_array else None)

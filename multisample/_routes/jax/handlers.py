@@ -77,7 +77,10 @@ def _launch(static: Static, device: int, batch: int = 0) -> Launch:
 
 @functools.lru_cache(256)
 def _spans(string: bytes) -> HostArray:
-    """The spans of a call, with addresses relative to those of its parameters, each with the index of its parameter."""
+    """An array with a row for each span: the fields of the `Span`, then the index of its parameter.
+
+    Addresses are relative to the address of the parameter.
+    """
     static, spans = decoded(string, Operation.perturb), []
     size = MATRIX_TYPES[static.dtype].size
     for k, (number, shape, steps) in enumerate(static.parameters):
@@ -138,7 +141,7 @@ def scratch_size(static: Static) -> int:
 
 
 def _state(static: Static, device: int) -> tuple[int, bytes]:
-    """The state of calls with this static part, for `native.new_state`: all that is known before XLA calls."""
+    """The arguments of `native.new_state` for calls with this static part."""
     c_function = getattr(registry.find(static.backend), "c_function", None)
     launch, template = _launch(static._replace(d=1, n=1), device, len(static.batch)), b""
     if static.operation == Operation.perturb:

@@ -112,7 +112,7 @@ def _of_seed(seed: Any) -> tuple[Any, Any]:
 
 
 def word_of(name: str, x: Any) -> Any:
-    """A seed or an offset: an integer, or an array or a JAX key."""
+    """A seed or an offset as an integer, if the host knows its value; else as an array or a JAX key."""
     if not is_jax(x):
         is_data = isinstance(x, np.ndarray) and x.shape == (2,) and x.dtype == np.uint32
         return checked_key(x)[0] if is_data else checked_seed(name, x)
@@ -135,7 +135,7 @@ def word_of(name: str, x: Any) -> Any:
 
 
 def is_key(x: Any) -> bool:
-    """Whether `x` is a JAX key, or an array of them."""
+    """Whether the elements of a JAX array are typed keys."""
     return _is_key_type(x.dtype)
 
 

@@ -85,7 +85,7 @@ def _find_state(frame, request, place):
 @inline
 def _use_huge_pages(begin, size):
     """Let Linux use huge pages for large memory: fresh memory is then written in half of the time."""
-    if size >= LARGE:  # XLA's memory too comes fresh from the system then.
+    if size >= LARGE:  # XLA too gets memory of this size fresh from the system.
         start = (begin + _PAGE - 1) // _PAGE * _PAGE
         _advise(start, (begin + size - start) // _PAGE * _PAGE, _HUGE or 0)
 
@@ -344,7 +344,7 @@ def number(operation: Operation, on_device: bool, of_blocks: bool = False) -> in
 
 
 def handler(operation: Operation, on_device: bool, target: int) -> int:
-    """The address of the compiled handler of the target with this number."""
+    """Compile the handler of target number `target`, and return its address."""
     if on_device and (cuda := cuda_driver.driver()):
         functions = cuda.cuLaunchKernelEx, cuda.cuCtxGetDevice, cuda.cuThreadExchangeStreamCaptureMode
         for place, function in enumerate(functions, _LAUNCH):
@@ -385,10 +385,10 @@ def type_id(on_device: bool) -> int:
 
 
 def new_state(run: int, template: bytes) -> int:
-    """The address of a state, which all runs of one custom-call instruction share, and which `deleter` frees.
+    """Allocate a state, and return its address. All runs of a custom-call instruction share it; `deleter` frees it.
 
-    `run` is the address of a C function ``int run(const Launch*)``, or 0 for Python. `template` is the packed `Launch`,
-    without addresses and lengths; for perturb, each `Span` follows with the index of its parameter.
+    `run` is the address of a C function ``int run(const Launch*)``, or 0 if Python launches. `template` is the packed
+    `Launch`, without addresses and lengths; for perturb, each `Span` follows with the index of its parameter.
     """
     return _allocated([run, 0], template)
 

@@ -195,7 +195,10 @@ def _members(member: Any, length: int) -> tuple[Any, Any]:
 
 
 def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] | None:
-    """``1 - decay`` of each parameter, traced or rounded once to its computing type; None if all decays are 0."""
+    """``1 - decay`` of each parameter, or None if every decay is 0.
+
+    Factors that are known are rounded once, to the computing type of the parameter; others are traced.
+    """
     if type(decay) is int and not decay:
         return None
     reals = [MATRIX_TYPES[x.dtype.name].computing for x in arrays]
@@ -220,12 +223,13 @@ def _factors(decay: Any, structure: Structure, arrays: list[Any]) -> list[Any] |
 
 
 class _Group(NamedTuple):
-    """Parameters on one set of devices. Their program takes words, coefficients and factors as operands."""
+    """The parameters on one set of devices, and the program that perturbs these parameters."""
 
     members: list[int]
     reals: set[str]
     """Their computing types."""
     program: Callable[..., list[Any]]
+    """``program(words, coefficients, factors, *parameters)``."""
 
 
 def _groups(arrays: list[Any], static: Static) -> list[_Group]:
